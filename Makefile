@@ -1,0 +1,41 @@
+# make run     a broker on tcp://127.0.0.1:1883; pass flags as in: make run ARGS="--listen tcp://0.0.0.0:1883"
+# make test    everything that must hold: ruff, mypy and all tests; installs what they need
+# make check   the quick part of it: ruff and mypy
+# make clean   remove what the others made
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: run test check clean
+.DEFAULT_GOAL := run
+
+run: $(VENV)/.run
+	@exec $(BIN)/pybroker $(ARGS)
+
+test:
+	PYTHON=$(PYTHON) tests/install.sh
+	$(MAKE) --no-print-directory check
+	$(BIN)/python -m pytest tests $(PYTEST_ARGS)
+
+check: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache tests/end_to_end/js/node_modules
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV)/.run: pyproject.toml | $(BIN)/python
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/.test: pyproject.toml | $(BIN)/python
+	$(PIP) --editable '.[test,uvloop]'
+	touch $@ $(VENV)/.run
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pybroker needs Python 3.11 or later: make PYTHON=python3.12")'
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "no venv module: on Debian, apt-get install python3-venv" >&2; exit 1; }

@@ -1,0 +1,51 @@
+"""pybroker: an MQTT 3.1.1 and 5.0 broker in plain Python."""
+
+from broker.broker import Broker
+from broker.config import Capacity, Config, Limits, Log, Protocol, Tls, WebSocket
+from broker.errors import (
+    BadUserNameOrPassword,
+    BrokerError,
+    ConfigError,
+    MqttError,
+    NotAuthorized,
+    QuotaExceeded,
+    ReasonCode,
+    TopicFilterInvalid,
+    TopicNameInvalid,
+)
+from broker.hook.base import AuthStep, ClientInfo, HookBase
+from broker.inprocess import LocalSubscription
+from broker.packet.enums import QoS, Version
+from broker.packet.message import Message
+from broker.packet.packets import Connect, SubscribeRequest
+from broker.version import VERSION as __version__
+
+__all__ = [
+    "AuthStep",
+    "BadUserNameOrPassword",
+    "Broker",
+    "BrokerError",
+    "Capacity",
+    "ClientInfo",
+    "Config",
+    "ConfigError",
+    "Connect",
+    "HookBase",
+    "Limits",
+    "LocalSubscription",
+    "Log",
+    "Message",
+    "MqttError",
+    "NotAuthorized",
+    "Protocol",
+    "QoS",
+    "QuotaExceeded",
+    "ReasonCode",
+    "SubscribeRequest",
+    "Tls",
+    "TopicFilterInvalid",
+    "TopicNameInvalid",
+    "Version",
+    "WebSocket",
+    "__version__",
+]

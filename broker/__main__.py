@@ -1,0 +1,218 @@
+"""`pybroker`, the daemon: flags -> Config -> serve().
+
+Exit status: 0 after a clean stop, 1 when the addresses cannot be bound, 2 for bad flags or settings,
+128 + the signal when a second signal forces the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import errno
+import logging
+import os
+import shlex
+import signal
+import ssl
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, get_args
+
+from broker import __version__
+from broker.broker import Broker
+from broker.config import Config, Format, Level, Tls, changed, load
+from broker.errors import ConfigError
+from broker.logs import configure
+from broker.transport.address import is_loopback, parse_address
+from broker.transport.tls import server_context
+
+log = logging.getLogger("broker")
+
+COMMANDS = ("serve", "check")
+WILDCARD = ("0.0.0.0", "::", "")
+WAY_OUT = {
+    errno.EADDRINUSE: "; stop the program that has it, or choose another with --listen URL",
+    errno.EACCES: "; choose a port above 1023, or a path that may be written, with --listen URL",
+    errno.EADDRNOTAVAIL: "; choose an address of this machine with --listen URL",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line, an unknown flag first of all."""
+
+    def parse(self, argv: Sequence[str] | None) -> argparse.Namespace:
+        flags = self.parse_args(argv)
+        if flags.command not in COMMANDS:
+            self.error(f"{flags.command} is no command: choose serve or check")
+        return flags
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def arguments() -> Parser:
+    parser = Parser(prog="pybroker", description="An MQTT 3.1.1 and 5.0 broker.", allow_abbrev=False)
+    add = parser.add_argument
+    add(
+        "command",
+        nargs="?",
+        default="serve",
+        metavar="serve|check",
+        help="serve (the default), or check: say what a configuration means, and start nothing",
+    )
+    add("--config", metavar="FILE.toml", help="settings; else the file that PYBROKER_CONFIG names")
+    add(
+        "--listen",
+        metavar="URL",
+        action="append",
+        default=[],
+        help="tcp://host:port, tls://, ws://host:port/path, wss://, unix:/path; repeatable",
+    )
+    add(
+        "--set",
+        metavar="section.key=value",
+        action="append",
+        default=[],
+        dest="sets",
+        help="one setting, over the environment (PYBROKER_SECTION_KEY) and the file; repeatable",
+    )
+    add("--log-format", choices=get_args(Format), help="how a line of the log looks, on standard error")
+    add("--log-level", choices=get_args(Level), help="the least that is logged")
+    add("--version", action="version", version=f"pybroker {__version__}")
+    return parser
+
+
+def settings(flags: argparse.Namespace, environ: Mapping[str, str]) -> Config:
+    """The Config that *flags*, *environ* and the file make together. Raises ConfigError."""
+    named = {"log.format": flags.log_format, "log.level": flags.log_level}
+    sets = [*flags.sets, *(f"{key}={value}" for key, value in named.items() if value)]
+    config = load(flags.config, environ, sets, flags.listen)
+    if not config.listen:
+        raise ConfigError(
+            "listen is empty: the daemon needs an address, such as --listen tcp://127.0.0.1:1883"
+        )
+    return config
+
+
+def who(url: str, anonymous: str) -> str:
+    """Who may connect at *url* when no hook authenticates."""
+    address = parse_address(url)
+    if anonymous == "never":
+        return "nobody: protocol.anonymous is never, and no hook authenticates"
+    if anonymous == "everywhere":
+        return "everybody who reaches it, without authentication"
+    if address.scheme == "unix" or address.host == "localhost" or is_loopback(address.host):
+        return "clients of this machine, without authentication"
+    if address.host in WILDCARD:
+        return (
+            "clients of this machine, without authentication; clients from other machines are refused "
+            "without authentication (--set protocol.anonymous=everywhere lets them in)"
+        )
+    return "nobody without authentication (--set protocol.anonymous=everywhere lets all in)"
+
+
+def greeting(urls: Sequence[str], config: Config) -> Iterator[str]:
+    """One line for each listener: its URL, and who may connect."""
+    for url in urls:
+        asks = parse_address(url).encrypted and config.tls.client_certificates == "required"
+        certificate = ", with a client certificate" if asks else ""
+        yield f"listening on {url} for {who(url, config.protocol.anonymous)}{certificate}"
+
+
+def hint(urls: Sequence[str]) -> str:
+    """A command that tries the first listener that mosquitto_pub can reach."""
+    for address in map(parse_address, urls):
+        host = "localhost" if address.host in WILDCARD else address.host
+        place = f"-h {host} -p {address.port}" + (" --cafile ca.pem" if address.encrypted else "")
+        if not address.websocket:
+            place = f"--unix {shlex.quote(address.path)}" if address.scheme == "unix" else place
+            return f"try: mosquitto_pub {place} -t hello -m world"
+    return f"try: an MQTT client for WebSocket with the address {urls[0]}"
+
+
+def tls_context(tls: Tls) -> ssl.SSLContext:
+    """Raises ConfigError that names the file."""
+    return server_context(
+        tls.certificate,
+        tls.key or tls.certificate,
+        client_ca=tls.client_ca or None,
+        client_certificates=tls.client_certificates,
+        minimum=tls.minimum_version,
+        ciphers=tls.ciphers or None,
+    )
+
+
+def check(config: Config) -> int:
+    """Print what *config* means. Raises ConfigError when a file that it names cannot be used."""
+    if config.tls.certificate:
+        tls_context(config.tls)
+    for line in greeting(config.listen, config):
+        print(line.replace("listening on", "would listen on", 1))
+    for key, value in changed(config).items():
+        print(f"set: {key} = {value}")
+    print("the configuration is valid")
+    return 0
+
+
+async def serve(config: Config) -> int:
+    """Run one broker until a signal ends it."""
+    broker = Broker(config)
+    try:
+        await broker.start()
+    except OSError as error:
+        print(f"pybroker: {error.strerror or error}{WAY_OUT.get(error.errno or 0, '')}", file=sys.stderr)
+        return 1
+    on_signal(broker.request_stop)
+    for line in (*greeting(broker.addresses, config), hint(broker.addresses)):
+        print(line, flush=True)
+    await broker.serve()
+    return 0
+
+
+def on_signal(stop: Callable[[], None]) -> None:
+    """SIGTERM and SIGINT call *stop*; the next one ends the process at once, whatever it does."""
+    loop, signals = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
+
+    def first(number: signal.Signals) -> None:
+        for each in signals:
+            loop.remove_signal_handler(each)
+            signal.signal(each, lambda number, frame: os._exit(128 + number))
+        log.info("%s: stopping; a second signal forces it", number.name)
+        stop()
+
+    for each in signals:
+        loop.add_signal_handler(each, first, each)
+
+
+def loop_factory(config: Config) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """None for asyncio's own. Raises ConfigError when uvloop is asked for and missing."""
+    if not config.uvloop:
+        return None
+    try:
+        import uvloop
+    except ImportError:
+        raise ConfigError("uvloop is set but not installed: pip install pybroker[uvloop]") from None
+    factory: Any = uvloop.new_event_loop
+    return factory  # type: ignore[no-any-return]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The entry point of the `pybroker` command; returns the exit status."""
+    flags = arguments().parse(argv)
+    try:
+        config = settings(flags, os.environ)
+        if flags.command == "check":
+            loop_factory(config)
+            return check(config)
+        configure(config.log.level, config.log.format)
+        with asyncio.Runner(loop_factory=loop_factory(config)) as runner:
+            return runner.run(serve(config))
+    except ConfigError as error:
+        print(f"pybroker: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:  # before there was a broker to stop
+        return 128 + signal.SIGINT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

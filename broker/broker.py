@@ -1,0 +1,443 @@
+"""Broker: the composition root."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+from broker.client import Client, ClientTerms
+from broker.config import Config
+from broker.core import Core
+from broker.errors import BrokerError, MqttError, ProtocolError, ReasonCode, ServerShuttingDown
+from broker.handle.disconnect import serve_client, sweep_sessions
+from broker.handle.dispatch import dispatcher
+from broker.hook.base import HookBase
+from broker.hook.hooks import Hooks
+from broker.hook.stats import Stats, sys_values
+from broker.inprocess import LocalSubscription
+from broker.packet.message import Message, travelling
+from broker.packet.packets import NO_PROPERTIES, Properties
+from broker.packet.properties import Place, property_block
+from broker.packet.reader import TopicNames
+from broker.router import Router
+from broker.session.manager import SessionManager
+from broker.session.session import Terms
+from broker.session.turns import ClientTurns
+from broker.store.budget import ByteBudget
+from broker.store.memory import MemoryRetainedStore
+from broker.topic.match import match
+from broker.topic.name import check_topic_filter, check_topic_name, split_share
+from broker.topic.subscription import Subscription
+from broker.topic.tree import SubscriptionTree
+from broker.transport.base import Connection, Listener, TransportOptions
+from broker.transport.listen import listen
+from broker.transport.tls import server_context
+from broker.version import VERSION
+
+log = logging.getLogger("broker")
+
+OVERFLOW = 64  # connections above the maximum that are still read, so that CONNACK can say why
+
+
+class Broker:
+    """An MQTT 3.1.1 and 5.0 broker inside this program.
+
+    `async with Broker() as broker` listens while the block runs; `await Broker().serve()` until it is
+    cancelled or `request_stop` is called. Everything belongs to this object and to the event loop
+    that started it: several brokers can share a loop, and nothing is global. It installs no signal
+    handlers. *clock* gives seconds and never goes back; tests bring their own.
+    """
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        hooks: Sequence[HookBase] = (),
+        listen: str | Sequence[str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        config = config or Config()
+        if listen is not None:
+            config = replace(config, listen=(listen,) if isinstance(listen, str) else tuple(listen))
+        self.config = config
+        self._core = _assemble(config, hooks, clock, self._count_drop, self._sys_messages)
+        self._terms = _client_terms(self._core)
+        self._listeners: list[Listener] = []
+        self._connections: dict[Client, asyncio.Task[None]] = {}
+        self._addresses: Counter[str] = Counter()
+        self._housekeeping: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Event | None = None
+        self._started = False
+        self._local_ids = 0
+        self._sys_at = clock()
+
+    # ---- life
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where it listens, as URLs with the bound host and port; empty before `start`."""
+        return [listener.url for listener in self._listeners]
+
+    @property
+    def listeners(self) -> Sequence[Listener]:
+        """The listeners, started."""
+        return tuple(self._listeners)
+
+    async def start(self) -> None:
+        """Initialise the hooks, bind every address and accept clients. Raises OSError, ConfigError.
+
+        After an error nothing is left open.
+        """
+        if self._started:
+            raise BrokerError("the broker is started already")
+        self._started = True
+        self._stopping = asyncio.Event()
+        self._core.stats.started_at = self._core.clock()
+        try:
+            await self._core.hooks.init(self)
+        except BaseException:
+            self._started = False
+            raise
+        try:
+            await self._bind()
+        except BaseException:
+            await self._abandon()
+            raise
+        if self.config.capacity.sweep_interval:
+            self._housekeeping = asyncio.create_task(self._keep_house())
+
+    async def _bind(self) -> None:
+        options = transport_options(self.config)
+        for url in self.config.listen:
+            listener = listen(url, options, self._accept)
+            await listener.start()
+            self._listeners.append(listener)
+
+    async def _abandon(self) -> None:
+        for listener in self._listeners:
+            await listener.stop()
+        self._listeners.clear()
+        await self._core.hooks.stop()
+        self._started = False
+
+    async def serve(self) -> None:
+        """Run until cancelled or `request_stop`; then stop in order. Starts first if need be."""
+        if not self._started:
+            await self.start()
+        assert self._stopping is not None
+        try:
+            await self._stopping.wait()
+        finally:
+            await self.stop()
+
+    def request_stop(self) -> None:
+        """Make `serve` stop and return. Not from another thread."""
+        if self._stopping is not None:
+            self._stopping.set()
+
+    async def stop(self) -> None:
+        """Accept nothing more, say 0x8B to 5.0 clients, let queues leave within `grace_time`, close.
+
+        Wills of sessions that end with their connection are published. Does nothing if not started.
+        """
+        if not self._started:
+            return
+        self._started = False
+        self.request_stop()
+        for listener in self._listeners:
+            await listener.stop()
+        await self._drain()
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._housekeeping
+        self._listeners.clear()
+        await self._core.hooks.stop()
+        log.info("stopped")
+
+    async def _drain(self) -> None:
+        """End every connection; those that are not gone after the grace time are dropped."""
+        for client in tuple(self._connections):
+            client.end(ServerShuttingDown("the broker is shutting down"), flush=True)
+        clients, tasks = tuple(self._connections), tuple(self._connections.values())
+        closing = [asyncio.create_task(client.wait_closed()) for client in clients]
+        waiting = [*tasks, *closing]
+        if waiting:
+            await asyncio.wait(waiting, timeout=self.config.capacity.grace_time)
+        for client in clients:
+            client.abort(ServerShuttingDown("the grace time is over"))
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def __aenter__(self) -> Broker:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    # ---- connections
+
+    def _accept(self, connection: Connection) -> None:
+        core, capacity = self._core, self.config.capacity
+        core.stats.connections += 1
+        host = connection.peer.address.rpartition(":")[0]
+        most = capacity.maximum_connections_per_address
+        too_many = len(self._connections) >= capacity.maximum_connections + OVERFLOW
+        if too_many or (most and host and self._addresses[host] >= most) or not self._started:
+            core.stats.connections_refused += 1
+            log.info("refused %s: too many connections", connection.peer.address)
+            connection.abort()
+            return
+        client = Client(connection, self._terms)
+        self._addresses[host] += 1
+        task = asyncio.create_task(serve_client(core, client))
+        self._connections[client] = task
+        task.add_done_callback(lambda _: self._forget(client, host))
+
+    def _forget(self, client: Client, host: str) -> None:
+        task = self._connections.pop(client)
+        self._addresses[host] -= 1
+        if not self._addresses[host]:
+            del self._addresses[host]
+        if not task.cancelled() and task.exception() is not None:
+            log.error("client %r: unexpected error", client.client_id, exc_info=task.exception())
+
+    # ---- deadlines
+
+    async def _keep_house(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.capacity.sweep_interval)
+            try:
+                await self.sweep()
+            except Exception:
+                log.exception("unexpected error while looking at deadlines")
+
+    async def sweep(self) -> None:
+        """Look at every deadline now: Keep Alive, time-outs, wills, sessions, retained messages, `$SYS`.
+
+        Runs by itself every `capacity.sweep_interval` seconds, unless that is 0.
+        """
+        core, now = self._core, self._core.clock()
+        for client in tuple(self._connections):
+            client.check_deadlines(now)
+            session = client.session
+            if session is not None and session.disconnect_slow and session.link is client:
+                session.disconnect_slow = False
+                client.end(MqttError("the session's queue is full", ReasonCode.QUOTA_EXCEEDED))
+        await sweep_sessions(core, now)
+        core.retained.clean_expired(now)
+        interval = self.config.capacity.sys_interval
+        if interval and now - self._sys_at >= interval:
+            self._sys_at = now
+            self._publish_sys()
+
+    # ---- the embedded interface
+
+    async def publish(
+        self,
+        topic_name: str,
+        payload: bytes | str = b"",
+        *,
+        qos: int = 0,
+        retain: bool = False,
+        properties: Properties | None = None,
+    ) -> int:
+        """Publish as the program itself: no hook is asked for permission, and `$` topics are allowed.
+
+        When it returns, the message is in every session that matches. Gives the Reason Code that a
+        client would get: 0x00, or 0x10 when no subscription matched. Raises TopicNameInvalid,
+        ProtocolError for a property or QoS that cannot be, QuotaExceeded when it cannot be retained.
+        """
+        check_topic_name(topic_name)
+        message = self._local_message(topic_name, payload, qos, retain, properties)
+        matched = await self._core.router.publish(message)
+        return ReasonCode.SUCCESS if matched else ReasonCode.NO_MATCHING_SUBSCRIBERS
+
+    def _local_message(
+        self, topic_name: str, payload: bytes | str, qos: int, retain: bool, properties: Properties | None
+    ) -> Message:
+        if qos not in (0, 1, 2):
+            raise ProtocolError(f"qos is 0, 1 or 2, not {qos!r}")
+        found = travelling(properties) if properties else NO_PROPERTIES
+        try:
+            property_block(found, Place.PUBLISH)
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            raise ProtocolError(f"properties that no PUBLISH can carry: {error}") from error
+        interval = found.get("message_expiry_interval")
+        expires_at = None if interval is None else self._core.clock() + interval
+        data = payload.encode() if isinstance(payload, str) else bytes(payload)
+        return Message(topic_name, data, qos, retain, found, "", expires_at)
+
+    def subscribe(
+        self, topic_filter: str, *, qos: int = 2, retained: bool = True, maximum: int = 10_000
+    ) -> LocalSubscription:
+        """Messages of *topic_filter* as an async iterator; it is live when this returns.
+
+        Starts with the retained messages of the built-in store unless *retained* is False. `$share/`
+        filters take part in their group. At most *maximum* messages wait. Raises TopicFilterInvalid.
+        """
+        check_topic_filter(topic_filter)
+        self._local_ids += 1
+        share_name, bare = split_share(topic_filter)
+        local = LocalSubscription(
+            f"$local/{self._local_ids}",
+            maximum,
+            self._core.dropped,
+            lambda subscriber: self._unsubscribe_local(subscriber, topic_filter),
+        )
+        subscription = Subscription(topic_filter, qos, retain_as_published=True, share_name=share_name)
+        self._core.tree.subscribe(local, subscription)
+        if retained and not share_name:
+            for message in self._core.retained.find(bare, self._core.clock()):
+                local.deliver(message, subscription)
+        return local
+
+    def _unsubscribe_local(self, subscriber: LocalSubscription, topic_filter: str) -> None:
+        self._core.tree.unsubscribe(subscriber, topic_filter)
+
+    @property
+    def clients(self) -> Mapping[str, Client]:
+        """The connected clients by ClientID, live and read-only."""
+        return MappingProxyType(self._core.clients)
+
+    @property
+    def stats(self) -> Stats:
+        """The counters."""
+        return self._core.stats
+
+    async def disconnect(self, client_id: str, reason: int = ReasonCode.ADMINISTRATIVE_ACTION) -> bool:
+        """Close the connection of *client_id*, saying *reason* to a 5.0 client; False if it has none."""
+        client = self._core.clients.get(client_id)
+        if client is None:
+            return False
+        client.end(MqttError("disconnected by the broker's program", reason))
+        task = self._connections.get(client)
+        if task is not None and task is not asyncio.current_task():
+            await asyncio.wait([task], timeout=self.config.capacity.grace_time)
+        return True
+
+    # ---- $SYS
+
+    def _gauges(self) -> dict[str, int | str]:
+        core = self._core
+        return {
+            "version": f"pybroker {VERSION}",
+            "clients/connected": len(core.clients),
+            "clients/disconnected": len(core.sessions) - len(core.clients),
+            "clients/total": len(core.sessions),
+            "subscriptions/count": core.tree.count,
+            "retained messages/count": len(core.retained),
+            "store/messages/bytes": core.budget.used,
+        }
+
+    def _sys_messages(self, topic_filter: str) -> Iterator[Message]:
+        values = sys_values(self._core.stats, self._gauges(), self._core.clock())
+        return (Message(name, value.encode()) for name, value in values.items() if match(topic_filter, name))
+
+    def _publish_sys(self) -> None:
+        """Live values to whoever subscribes; not retained, since a new subscriber gets them anyway."""
+        for message in self._sys_messages("$SYS/#"):
+            if self._core.router.matches(message.topic_name):
+                self._core.router.route(message)
+
+    # ---- drops
+
+    def _count_drop(self, client_id: str, message: Message | None, reason: str) -> None:
+        core = self._core
+        core.stats.dropped[reason] += 1
+        client = core.clients.get(client_id)
+        if client is not None:
+            client.count_drop(reason)
+        core.hooks.on_dropped(client_id, message, reason)
+
+
+def transport_options(config: Config) -> TransportOptions:
+    """What the listeners need of *config*; loads the TLS files. Raises ConfigError."""
+    return TransportOptions(
+        ssl_context=_ssl_context(config),
+        handshake_timeout=config.tls.handshake_timeout,
+        websocket_origins=config.websocket.origins,
+        websocket_require_subprotocol=config.websocket.require_subprotocol,
+        websocket_maximum_message_size=config.limits.maximum_packet_size + 1024,
+        maximum_header_size=config.websocket.maximum_header_size,
+    )
+
+
+def _ssl_context(config: Config) -> ssl.SSLContext | None:
+    tls = config.tls
+    if not tls.certificate:
+        return None
+    return server_context(
+        tls.certificate,
+        tls.key or tls.certificate,
+        client_ca=tls.client_ca or None,
+        client_certificates=tls.client_certificates,
+        minimum=tls.minimum_version,
+        ciphers=tls.ciphers or None,
+    )
+
+
+def _assemble(
+    config: Config,
+    hooks: Sequence[HookBase],
+    clock: Callable[[], float],
+    dropped: Callable[[str, Message | None, str], None],
+    sys_messages: Callable[[str], Iterator[Message]],
+) -> Core:
+    capacity, limits = config.capacity, config.limits
+    budget = ByteBudget(capacity.maximum_bytes)
+    dispatch_hooks = Hooks(hooks, capacity.hook_timeout)
+    tree: SubscriptionTree[Any] = SubscriptionTree(config.protocol.overlap)
+    retained = MemoryRetainedStore(
+        capacity.maximum_retained_messages, capacity.maximum_retained_bytes, budget
+    )
+    terms = Terms(
+        clock=clock,
+        budget=budget,
+        dropped=dropped,
+        maximum_queued_messages=limits.maximum_queued_messages,
+        maximum_queued_bytes=limits.maximum_queued_bytes,
+        queue_full=limits.queue_full,
+        queue_qos_0=limits.queue_qos_0,
+    )
+    return Core(
+        config=config,
+        clock=clock,
+        hooks=dispatch_hooks,
+        stats=Stats(clock()),
+        budget=budget,
+        tree=tree,
+        retained=retained,
+        router=Router(tree, retained, dispatch_hooks, clock, dropped),
+        sessions=SessionManager(terms),
+        turns=ClientTurns(),
+        clients={},
+        dropped=dropped,
+        sys_messages=sys_messages,
+    )
+
+
+def _client_terms(core: Core) -> ClientTerms:
+    strict = core.config.protocol.disallowed_code_points == "reject"
+    return ClientTerms(
+        limits=core.config.limits,
+        protocol=core.config.protocol,
+        clock=core.clock,
+        stats=core.stats,
+        budget=core.budget,
+        names=TopicNames(strict),
+        dropped=core.dropped,
+        dispatch=dispatcher(core),
+    )

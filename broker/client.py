@@ -1,0 +1,639 @@
+"""Client: one connection that speaks MQTT."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from struct import Struct
+
+from broker.config import Limits, Protocol
+from broker.errors import (
+    BadUserNameOrPassword,
+    ImplementationSpecificError,
+    KeepAliveTimeout,
+    MqttError,
+    NotAuthorized,
+    PacketTooLarge,
+    ProtocolError,
+    ReasonCode,
+    UnknownProtocol,
+    UnsupportedProtocolVersion,
+)
+from broker.hook.base import ClientInfo
+from broker.hook.stats import Stats
+from broker.packet.codec import fit
+from broker.packet.enums import Version
+from broker.packet.message import Message, encode_publish
+from broker.packet.packets import NO_PROPERTIES, Auth, Connack, Disconnect, Packet, Properties
+from broker.packet.reader import PacketReader, TopicNames
+from broker.session.alias import InboundAliases, OutboundAliases
+from broker.session.session import Session, remaining
+from broker.store.budget import ByteBudget
+from broker.transport.base import Connection
+
+log = logging.getLogger("broker.client")
+
+BURST = 256 * 1024  # bytes that may collect within one turn of the loop before they are written
+UNREAD_ACKS = 64 * 1024  # bytes of control packets for a socket that takes none before we stop reading
+FEED = 64  # retained messages that one turn of the loop sends
+ACK = Struct(">BBH")  # PUBACK, PUBREC, PUBREL and PUBCOMP with Reason Code 0x00, in every version
+PACKET_ID = Struct(">H")
+
+# Return Codes of CONNACK in 3.x [MQTT3 3.2.2.3]; a Reason Code that is not here closes without one.
+RETURN_CODES = {
+    ReasonCode.UNSUPPORTED_PROTOCOL_VERSION: 1,
+    ReasonCode.CLIENT_IDENTIFIER_NOT_VALID: 2,
+    ReasonCode.SERVER_UNAVAILABLE: 3,
+    ReasonCode.SERVER_BUSY: 3,
+    ReasonCode.QUOTA_EXCEEDED: 3,
+    ReasonCode.USE_ANOTHER_SERVER: 3,
+    ReasonCode.SERVER_MOVED: 3,
+    ReasonCode.BAD_USER_NAME_OR_PASSWORD: 4,
+    ReasonCode.NOT_AUTHORIZED: 5,
+    ReasonCode.BANNED: 5,
+}
+
+CONNACK_CODES = frozenset({*range(0x80, 0x8B), 0x8C, 0x90, 0x95, 0x97, *range(0x99, 0x9E), 0x9F})
+DISCONNECT_CODES = frozenset(
+    {0x00, 0x80, 0x81, 0x82, 0x83, 0x87, 0x89, 0x8B, 0x8D, 0x8E, 0x8F, 0x90, *range(0x93, 0xA3)}
+)
+
+
+class Phase(IntEnum):
+    """How far a connection has come."""
+
+    NEW = 0  # no complete CONNECT yet
+    AUTHENTICATING = 1  # enhanced authentication [MQTT5 4.12]
+    CONNECTED = 2  # CONNACK 0x00 was sent
+    GONE = 3  # nothing more is read or sent
+
+
+@dataclass(slots=True, kw_only=True)
+class ClientTerms:
+    """What all clients of one broker share."""
+
+    limits: Limits
+    protocol: Protocol
+    clock: Callable[[], float]
+    stats: Stats
+    budget: ByteBudget
+    names: TopicNames
+    dropped: Callable[[str, Message | None, str], None]
+    dispatch: Callable[[Client, Packet], Awaitable[None]]
+
+
+class Client:
+    """One connection that speaks MQTT.
+
+    `read_loop` alone decodes and runs handlers, one packet after the other. Whatever is to be sent
+    collects in `_outbound` and is written once per turn of the loop by `write_loop`, or earlier by
+    `_flush` when a burst grows large. Nothing that sends ever waits. While the socket takes no more
+    the queue is bounded: `full` tells, QoS 0 is dropped and counted, QoS 1 and 2 stay in the session;
+    control packets are always taken, and a client that leaves too many of them unread is not read.
+    """
+
+    __slots__ = (
+        "_blocked",
+        "_blocked_bytes",
+        "_blocked_since",
+        "_careful",
+        "_connection",
+        "_control_bytes",
+        "_feed",
+        "_outbound",
+        "_outbound_bytes",
+        "_pending_seen",
+        "_task",
+        "_terms",
+        "_unblocked",
+        "_waker",
+        "accepted_at",
+        "aliases",
+        "bridge",
+        "connect_expiry_interval",
+        "dropped",
+        "ending",
+        "epoch",
+        "exchange",
+        "full",
+        "handling",
+        "info",
+        "keep_alive",
+        "last_packet_at",
+        "left",
+        "maximum_packet_size",
+        "normal",
+        "outbound_aliases",
+        "partial_since",
+        "phase",
+        "problem_information",
+        "reader",
+        "receiving",
+        "session",
+        "version",
+    )
+
+    def __init__(self, connection: Connection, terms: ClientTerms) -> None:
+        peer = connection.peer
+        self._connection = connection
+        self._terms = terms
+        self._outbound: list[bytes] = []
+        self._outbound_bytes = 0
+        self._blocked = False
+        self._blocked_bytes = 0
+        self._blocked_since = 0.0
+        self._control_bytes = 0
+        self._pending_seen = 0
+        self._waker: asyncio.Future[None] | None = None
+        self._unblocked: asyncio.Future[None] | None = None
+        self._feed: dict[str, Iterator[bool]] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._careful = False  # a Maximum Packet Size or Topic Aliases: no frame fits all
+        self.full = False
+        self.phase = Phase.NEW
+        self.ending: MqttError | None = None
+        self.normal = False  # the client said DISCONNECT 0x00
+        self.left = False
+        self.handling = False
+        self.accepted_at = self.last_packet_at = terms.clock()
+        self.partial_since: float | None = None
+        self.reader = PacketReader(
+            terms.limits.maximum_packet_size,
+            strict=terms.protocol.disallowed_code_points == "reject",
+            names=terms.names,
+        )
+        self.version = Version.MQTT_5
+        self.info = ClientInfo(
+            "", address=peer.address, transport=peer.transport, listener=peer.listener, local=peer.local,
+            certificate=peer.certificate,
+        )  # fmt: skip
+        self.session: Session | None = None
+        self.epoch = 0
+        self.exchange: object = None  # the state of enhanced authentication, for its handler
+        self.bridge = False
+        self.keep_alive = 0  # seconds, in force
+        self.connect_expiry_interval = 0  # seconds, of CONNECT
+        self.maximum_packet_size: int | None = None  # the client's, bytes
+        self.problem_information = True
+        self.aliases: InboundAliases | None = None
+        self.outbound_aliases: OutboundAliases | None = None
+        self.dropped: Counter[str] | None = None  # messages not delivered on this connection, by reason
+        self.receiving: set[int] | None = None  # QoS 2 identifiers of this connection, PUBLISH to PUBCOMP
+
+    @property
+    def client_id(self) -> str:
+        return self.info.client_id
+
+    def count_drop(self, reason: str) -> None:
+        """A message to or from this client was dropped."""
+        if self.dropped is None:
+            self.dropped = Counter()
+        self.dropped[reason] += 1
+
+    def greet(self, maximum_packet_size: int | None, topic_alias_maximum: int) -> None:
+        """CONNECT was accepted: what the client can take [MQTT5 3.1.2.11]."""
+        self.maximum_packet_size = maximum_packet_size
+        allowed = min(topic_alias_maximum, self._terms.limits.outbound_topic_alias_maximum)
+        self.outbound_aliases = OutboundAliases(allowed) if allowed else None
+        self._careful = allowed > 0 or maximum_packet_size is not None
+
+    # ---- the life of the connection
+
+    async def run(self) -> None:
+        """Read until the connection ends, for whatever reason; `ending` tells it. Never raises."""
+        self._task = asyncio.current_task()
+        writer = asyncio.create_task(self._guarded_write_loop())
+        try:
+            await self.read_loop()
+        except MqttError as error:
+            self.fail(error)
+        except ConnectionError as error:
+            self.ending = self.ending or MqttError(f"connection lost: {error}")
+        except asyncio.CancelledError:
+            if self.ending is None:
+                self.end(MqttError("cancelled"))
+                raise
+            if self_task := asyncio.current_task():
+                self_task.uncancel()  # it was `end` that stopped the loop
+        except Exception:
+            log.exception("client %r from %s: unexpected error", self.client_id, self.info.address)
+            self.fail(ImplementationSpecificError("unexpected error in the read loop"))
+        finally:
+            self._task = None
+            writer.cancel()
+            self._close()
+
+    async def read_loop(self) -> None:
+        """Bytes in, packets to their handlers. Returns at the end of the stream."""
+        connection, reader, terms = self._connection, self.reader, self._terms
+        stats, dispatch = terms.stats, terms.dispatch
+        while self.ending is None:
+            data = await connection.read()
+            if not data:
+                self.ending = self.ending or MqttError("closed by the client without DISCONNECT")
+                return
+            stats.bytes_received += len(data)
+            packets = reader.feed(data)
+            if packets:
+                self.last_packet_at = terms.clock()
+                stats.messages_received += len(packets)
+                self.handling = True
+                for packet in packets:
+                    await dispatch(self, packet)
+                    if self.ending is not None:
+                        return
+                self.handling = False
+            if reader.error is not None:
+                raise reader.error
+            self._note_partial(bool(packets))
+            if self._control_bytes > UNREAD_ACKS:
+                await self._until_unblocked()
+
+    def _note_partial(self, progressed: bool) -> None:
+        if not self.reader.partial:
+            self.partial_since = None
+        elif progressed or self.partial_since is None:
+            self.partial_since = self._terms.clock()
+
+    async def _until_unblocked(self) -> None:
+        """The client reads nothing of what it asks for: read no more of it until it does."""
+        self.handling = True  # the time we do not read is not held against the client
+        while self._blocked and self._control_bytes > UNREAD_ACKS and self.phase is not Phase.GONE:
+            self._unblocked = asyncio.get_running_loop().create_future()
+            await self._unblocked
+        self.handling = False
+        self.last_packet_at = self._terms.clock()
+
+    def fail(self, error: MqttError) -> None:
+        """A breach by the client, or our own failure: say the Reason Code where the version has a way."""
+        if self.phase in (Phase.NEW, Phase.AUTHENTICATING):
+            self.refuse(error)
+        else:
+            self.end(error)
+
+    def refuse(self, error: MqttError) -> None:
+        """Answer CONNECT with *error*, or with nothing where the standard has no answer, and close."""
+        data = self._refusal(error)
+        if self.phase is not Phase.GONE:
+            self._terms.stats.connections_refused += 1
+            self.phase = Phase.GONE
+            self.ending = self.ending or error
+            if data:
+                self._write(data)
+            self._close()
+
+    def _refusal(self, error: MqttError) -> bytes | None:
+        if isinstance(error, UnknownProtocol):
+            return None
+        if isinstance(error, UnsupportedProtocolVersion):
+            return b"\x20\x02\x00\x01" if error.level & 0x7F < 5 else b"\x20\x03\x00\x84\x00"
+        if isinstance(error, (BadUserNameOrPassword, NotAuthorized)) and self._terms.protocol.silent_refusal:
+            return None
+        if self.reader.version is None:  # no CONNECT came [MQTT-3.1.0-1]
+            return None
+        if self.reader.version < Version.MQTT_5:
+            code = RETURN_CODES.get(error.reason)
+            return fit(Connack(False, code), self.reader.version, None) if code is not None else None
+        return self._refusal_5(error)
+
+    def _refusal_5(self, error: MqttError) -> bytes | None:
+        reason = error.reason if error.reason in CONNACK_CODES else ReasonCode.UNSPECIFIED_ERROR
+        properties = dict(self._explain(error))
+        if error.server_reference and reason in (0x9C, 0x9D):
+            properties["server_reference"] = error.server_reference
+        return fit(Connack(False, reason, properties), Version.MQTT_5, self.maximum_packet_size)
+
+    def end(self, error: MqttError, *, flush: bool = False) -> None:
+        """Close from our side: DISCONNECT with the Reason Code to a 5.0 client, nothing to 3.x [4.13].
+
+        What is queued for the socket is thrown away, or sent first with *flush*. May be called from
+        anywhere; the read loop is stopped where it stands.
+        """
+        if self.phase is Phase.GONE:
+            return
+        connected = self.phase is Phase.CONNECTED
+        self.ending = self.ending or error
+        if flush:
+            self._flush()
+        self._discard_outbound()
+        if connected and self.version is Version.MQTT_5:
+            self._say_disconnect(error)
+        self.phase = Phase.GONE
+        self._close()
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+
+    def _say_disconnect(self, error: MqttError) -> None:
+        reason = error.reason if error.reason in DISCONNECT_CODES else ReasonCode.UNSPECIFIED_ERROR
+        properties = dict(self._explain(error))
+        if error.server_reference and reason in (0x9C, 0x9D):
+            properties["server_reference"] = error.server_reference
+        data = fit(Disconnect(reason, properties), self.version, self.maximum_packet_size)
+        if data:
+            self._terms.stats.messages_sent += 1
+            self._write(data)
+
+    def finish(self) -> None:
+        """The client said DISCONNECT: send what is queued, read no more, close [MQTT-3.14.4-2]."""
+        self._flush()
+        self.phase = Phase.GONE
+        self._close()
+
+    def abort(self, error: MqttError) -> None:
+        """Give the connection up at once, as after a network failure."""
+        self.ending = self.ending or error
+        self.phase = Phase.GONE
+        self._connection.abort()
+
+    def _close(self) -> None:
+        if self.phase is not Phase.GONE:
+            self._flush()
+            self.phase = Phase.GONE
+        self._discard_outbound()
+        self._connection.close()
+        if self._unblocked is not None and not self._unblocked.done():
+            self._unblocked.set_result(None)
+
+    async def wait_closed(self) -> None:
+        """Wait until the bytes are gone and the connection with them."""
+        await self._connection.wait_closed()
+
+    # ---- deadlines: one sweep looks at all clients
+
+    def check_deadlines(self, now: float) -> None:
+        """End the connection if one of its time-outs has passed."""
+        limits = self._terms.limits
+        if self.phase is Phase.CONNECTED:
+            self._check_connected(now, limits)
+        elif not self.handling:
+            self._check_early(now - self.accepted_at, limits)
+        if self._blocked:
+            self._check_blocked(now, limits)
+
+    def _check_early(self, age: float, limits: Limits) -> None:
+        """Before CONNACK: a silent close, or 0x87 in the middle of an authentication exchange [B02]."""
+        if self.phase is Phase.NEW and age >= limits.connect_timeout:
+            self.end(MqttError("no complete CONNECT in time"))
+        elif self.phase is Phase.AUTHENTICATING and age >= limits.authentication_timeout:
+            self.refuse(NotAuthorized("the authentication exchange took too long"))
+            self._cancel()
+
+    def _check_connected(self, now: float, limits: Limits) -> None:
+        if self.handling:
+            return
+        if self.keep_alive and now - self.last_packet_at >= 1.5 * self.keep_alive:
+            self.end(KeepAliveTimeout(f"no packet for {1.5 * self.keep_alive:g} s"))
+        elif self.partial_since is not None and now - self.partial_since >= limits.partial_packet_timeout:
+            self.end(ProtocolError("a packet was begun and not completed in time"))
+
+    def _check_blocked(self, now: float, limits: Limits) -> None:
+        pending = self._connection.pending()
+        if pending != self._pending_seen:
+            self._pending_seen, self._blocked_since = pending, now
+        elif now - self._blocked_since >= limits.send_timeout:
+            self.abort(MqttError(f"the socket took nothing for {limits.send_timeout:g} s"))
+            self._cancel()
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    # ---- sending
+
+    def publish(
+        self,
+        message: Message,
+        qos: int,
+        retain: bool,
+        identifiers: tuple[int, ...],
+        packet_id: int = 0,
+        dup: bool = False,
+    ) -> bool:
+        """Queue a PUBLISH; False: dropped and counted. See session.Link.
+
+        The bytes are the same for every subscriber of this version, QoS and RETAIN, unless identifiers,
+        expiry, an alias or a limit make them its own.
+        """
+        if self._blocked and qos == 0 and (self.full or self._terms.budget.spent):
+            self._terms.dropped(self.info.client_id, message, "outbound_full" if self.full else "memory")
+            return False
+        if identifiers or dup or self._careful or message.expires_at is not None:
+            data = self._encode(message, qos, retain, identifiers, packet_id, dup)
+            if data is None:
+                self._terms.dropped(self.info.client_id, message, "packet_too_large")
+                return False
+        elif qos:
+            head, tail = message.frame(self.version, qos, retain)
+            data = b"".join((head, PACKET_ID.pack(packet_id), tail))
+        else:
+            data = message.frame(self.version, 0, retain)[0]
+        self._terms.stats.publish_sent += 1
+        self._queue(data)
+        return True
+
+    def _encode(
+        self,
+        message: Message,
+        qos: int,
+        retain: bool,
+        identifiers: tuple[int, ...],
+        packet_id: int,
+        dup: bool,
+    ) -> bytes | None:
+        """The PUBLISH for this client alone; None: it may not be sent that much [MQTT-3.1.2-24]."""
+        left = None
+        if message.expires_at is not None:
+            left = remaining(message.expires_at, self._terms.clock())
+        alias, with_topic = 0, True
+        if self.outbound_aliases is not None:
+            alias, with_topic = self.outbound_aliases.find(message.topic_name)
+        data = encode_publish(
+            message,
+            self.version,
+            qos,
+            retain,
+            dup=dup,
+            packet_id=packet_id,
+            subscription_identifiers=identifiers,
+            message_expiry_interval=left,
+            topic_alias=alias,
+            with_topic=with_topic,
+        )
+        if self.maximum_packet_size is not None and len(data) > self.maximum_packet_size:
+            return None
+        if alias and self.outbound_aliases is not None:
+            self.outbound_aliases.commit(message.topic_name, alias)
+        return data
+
+    def fits(self, message: Message) -> bool:
+        """Whether *message* is likely within the client's Maximum Packet Size; see session.Link."""
+        limit = self.maximum_packet_size
+        return limit is None or message.size + 16 <= limit
+
+    def send(self, packet: Packet) -> None:
+        """Queue a control packet; never dropped for data. One that cannot be made small enough ends us."""
+        if self.phase is Phase.GONE:
+            return
+        data = fit(packet, self.version, self.maximum_packet_size)
+        if data is not None:
+            self._send_control(data)
+        elif isinstance(packet, Connack):
+            self.abort(PacketTooLarge("CONNACK does not fit the client's Maximum Packet Size"))
+        else:
+            self.end(PacketTooLarge(f"{type(packet).__name__} does not fit the client's Maximum Packet Size"))
+
+    def acknowledge(self, first_byte: int, packet_id: int) -> None:
+        """Queue PUBACK 0x40, PUBREC 0x50, PUBREL 0x62 or PUBCOMP 0x70 with Reason Code 0x00."""
+        self._send_control(ACK.pack(first_byte, 2, packet_id))
+
+    def _send_control(self, data: bytes) -> None:
+        if self._blocked:
+            self._control_bytes += len(data)
+        self._queue(data)
+
+    def _queue(self, data: bytes) -> None:
+        if self.phase is Phase.GONE:
+            return
+        outbound = self._outbound
+        outbound.append(data)
+        self._outbound_bytes += len(data)
+        self._terms.stats.messages_sent += 1
+        if self._blocked:
+            self._count_blocked(len(data))
+        elif len(outbound) == 1:
+            self._wake()
+        elif self._outbound_bytes > BURST:
+            self._flush()
+
+    def _count_blocked(self, size: int) -> None:
+        limits = self._terms.limits
+        self._blocked_bytes += size
+        self._terms.budget.take_anyway(size)
+        waiting = self._outbound_bytes + self._connection.pending()
+        self.full = (
+            len(self._outbound) >= limits.maximum_outbound_packets or waiting >= limits.maximum_outbound_bytes
+        )
+
+    def _flush(self) -> None:
+        """Write all that has collected, in one call."""
+        outbound = self._outbound
+        if outbound and self.phase is not Phase.GONE:
+            data = outbound[0] if len(outbound) == 1 else b"".join(outbound)
+            outbound.clear()
+            self._outbound_bytes = 0
+            self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        self._terms.stats.bytes_sent += len(data)
+        self._connection.write(data)
+        if not self._blocked and self._connection.pending():
+            self._blocked = True
+            self._blocked_since = self._terms.clock()
+            self._pending_seen = self._connection.pending()
+            self._wake()
+
+    def _discard_outbound(self) -> None:
+        self._outbound.clear()
+        self._outbound_bytes = 0
+        self._terms.budget.give(self._blocked_bytes)
+        self._blocked_bytes = 0
+
+    def _wake(self) -> None:
+        waker = self._waker
+        if waker is not None and not waker.done():
+            waker.set_result(None)
+
+    async def _guarded_write_loop(self) -> None:
+        try:
+            await self.write_loop()
+        except Exception as error:
+            log.exception("client %r from %s: unexpected error", self.client_id, self.info.address)
+            self.abort(MqttError(f"unexpected error in the write loop: {error}"))
+            self._cancel()
+
+    async def write_loop(self) -> None:
+        """Write once per turn of the loop; wait for the socket when it takes no more."""
+        loop = asyncio.get_running_loop()
+        while True:
+            if not self._outbound and not self._blocked and not self._feed:
+                self._waker = loop.create_future()
+                await self._waker
+            if not self._blocked:
+                self._flush()
+            if self._blocked:
+                await self._connection.drain()
+                self._unblock()
+            elif self._feed:
+                await self._send_feed(loop)
+
+    def _unblock(self) -> None:
+        """The socket has taken everything: what waited behind it goes on."""
+        self._blocked = self.full = False
+        self._control_bytes = 0
+        self._terms.budget.give(self._blocked_bytes)
+        self._blocked_bytes = 0
+        self._flush()
+        if self._unblocked is not None and not self._unblocked.done():
+            self._unblocked.set_result(None)
+        if self.session is not None and self.session.link is self:
+            self.session.pump()
+
+    # ---- many retained messages: sent as the client takes them, never all at once
+
+    def feed(self, topic_filter: str, steps: Iterator[bool]) -> None:
+        """Run *steps* little by little; each sends one message, and gives False when it must wait first.
+
+        A later feed for the same filter takes the place of an earlier one.
+        """
+        if self._feed is None:
+            self._feed = {}
+        self._feed[topic_filter] = steps
+        self._wake()
+
+    def resume_feed(self) -> None:
+        """Something was acknowledged: a feed that waits may go on."""
+        if self._feed:
+            self._wake()
+
+    async def _send_feed(self, loop: asyncio.AbstractEventLoop) -> None:
+        feed = self._feed
+        assert feed
+        topic_filter, steps = next(iter(feed.items()))
+        for _ in range(FEED):
+            went_on = next(steps, None)
+            if went_on is None:
+                if feed.get(topic_filter) is steps:
+                    del feed[topic_filter]
+                break
+            if not went_on:
+                self._flush()
+                if not self._blocked:
+                    self._waker = loop.create_future()
+                    await self._waker
+                return
+        await asyncio.sleep(0)
+
+    # ---- what a refusal says
+
+    def _explain(self, error: MqttError) -> Properties:
+        properties: dict[str, object] = {}
+        if self._terms.protocol.reason_strings and error.reason >= 0x80:
+            text = error.reason_string or error.reason.name.replace("_", " ").capitalize()
+            properties["reason_string"] = text
+        if error.user_properties:
+            properties["user_property"] = list(error.user_properties)
+        return properties
+
+    def explain(self, error: MqttError) -> Properties:
+        """Reason String and User Properties for an acknowledgement; none if the client wants none."""
+        if self.version is not Version.MQTT_5 or not self.problem_information:
+            return NO_PROPERTIES
+        return self._explain(error)
+
+    def send_auth(self, packet: Auth) -> None:
+        """AUTH may be sent before CONNACK as well [MQTT-3.2.0-1]."""
+        self.send(packet)

@@ -1,0 +1,71 @@
+"""PUBACK, PUBREC, PUBREL, PUBCOMP [MQTT5 3.4-3.7, 4.3]."""
+
+from __future__ import annotations
+
+from broker.client import Client
+from broker.core import Core
+from broker.errors import MqttError, ReasonCode
+from broker.packet.enums import PacketType, Version
+from broker.packet.packets import Puback, Pubcomp, Pubrec, Pubrel
+from broker.session.inflight import State
+
+PUBREL, PUBCOMP = 0x62, 0x70  # first bytes
+
+
+async def handle_puback(core: Core, client: Client, packet: Puback) -> None:
+    """PUBACK: the QoS 1 message is done, whatever the code says [MQTT-4.4.0-2]. Unknown: ignored."""
+    assert client.session is not None
+    client.session.acknowledge(packet.packet_id, PacketType.PUBACK, packet.reason_code)
+    client.resume_feed()
+
+
+async def handle_pubrec(core: Core, client: Client, packet: Pubrec) -> None:
+    """PUBREC: PUBREL, or the end of the flow for 0x80 and above [MQTT-4.3.3-4]."""
+    assert client.session is not None
+    delivery = client.session.acknowledge(packet.packet_id, PacketType.PUBREC, packet.reason_code)
+    if delivery is None:
+        _answer_unknown(client, Pubrel, packet.packet_id, PUBREL)
+    elif delivery.state is State.WAIT_PUBCOMP:
+        client.acknowledge(PUBREL, packet.packet_id)
+    client.resume_feed()
+
+
+async def handle_pubrel(core: Core, client: Client, packet: Pubrel) -> None:
+    """PUBREL: the held message is routed now, and PUBCOMP says so [MQTT-4.3.3-11].
+
+    If storing or routing fails the message stays held and the connection ends: the client repeats PUBREL.
+    """
+    session = client.session
+    assert session is not None
+    message = session.inflight.held.get(packet.packet_id)
+    if message is None:
+        return _answer_unknown(client, Pubcomp, packet.packet_id, PUBCOMP)
+    if message.retain and core.hooks.stores_retained:
+        await core.hooks.store_retained(message)
+        session.let_go(packet.packet_id)
+        core.router.route(message)
+    else:
+        session.let_go(packet.packet_id)
+        await core.router.publish_owned(message)
+    if client.receiving is not None:
+        client.receiving.discard(packet.packet_id)
+    client.acknowledge(PUBCOMP, packet.packet_id)
+    return None
+
+
+async def handle_pubcomp(core: Core, client: Client, packet: Pubcomp) -> None:
+    """PUBCOMP: the QoS 2 message is done. Unknown: ignored."""
+    assert client.session is not None
+    client.session.acknowledge(packet.packet_id, PacketType.PUBCOMP, packet.reason_code)
+    client.resume_feed()
+
+
+def _answer_unknown(
+    client: Client, answer: type[Pubrel] | type[Pubcomp], packet_id: int, first_byte: int
+) -> None:
+    """Nobody holds this identifier: 0x92, which 3.x cannot say [MQTT5 3.6.2.1, 3.7.2.1]."""
+    if client.version is Version.MQTT_5:
+        unknown = MqttError("packet identifier not found", ReasonCode.PACKET_IDENTIFIER_NOT_FOUND)
+        client.send(answer(packet_id, unknown.reason, client.explain(unknown)))
+    else:
+        client.acknowledge(first_byte, packet_id)

@@ -1,0 +1,86 @@
+"""Enhanced authentication, before CONNACK and again later [MQTT5 4.12]."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from broker.client import Client, Phase
+from broker.core import Core
+from broker.errors import BadAuthenticationMethod, NotAuthorized, ProtocolError, ReasonCode
+from broker.hook.base import AuthStep
+from broker.packet.enums import Version
+from broker.packet.packets import Auth, Connect, Properties
+
+Accept = Callable[[Core, Client, Connect, dict[str, Any]], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Exchange:
+    """An exchange on its way. *packet* began it, None when re-authenticating; *accept* comes after it."""
+
+    method: str
+    packet: Connect | None = None
+    accept: Accept | None = None
+
+
+async def begin_authentication(core: Core, client: Client, packet: Connect, accept: Accept) -> None:
+    """CONNECT names an Authentication Method: go on by AUTH packets until the hook is content."""
+    client.phase = Phase.AUTHENTICATING
+    method = packet.properties["authentication_method"]
+    client.exchange = Exchange(method, packet, accept)
+    await _step(core, client, packet.properties)
+
+
+async def handle_auth(core: Core, client: Client, packet: Auth) -> None:
+    """AUTH from a client [MQTT5 3.15, 4.12]: the next step, or the wish to authenticate again."""
+    method = client.info.authentication_method
+    if client.version is not Version.MQTT_5 or method is None:
+        raise ProtocolError("AUTH without an Authentication Method in CONNECT")
+    before_connack = client.phase is Phase.AUTHENTICATING
+    if packet.properties.get("authentication_method") != method:
+        other = BadAuthenticationMethod if before_connack else ProtocolError
+        raise other("AUTH with another Authentication Method than CONNECT")
+    if client.exchange is None:
+        if packet.reason_code != ReasonCode.RE_AUTHENTICATE:
+            raise ProtocolError("AUTH out of turn")
+        client.exchange = Exchange(method)
+    elif packet.reason_code != ReasonCode.CONTINUE_AUTHENTICATION:
+        raise ProtocolError(f"AUTH 0x{packet.reason_code:02X} during an exchange")
+    await _step(core, client, packet.properties)
+
+
+async def _step(core: Core, client: Client, properties: Properties) -> None:
+    exchange = client.exchange
+    assert isinstance(exchange, Exchange)
+    user_name = client.info.user_name
+    step = await core.hooks.on_auth(client.info, exchange.method, properties.get("authentication_data"))
+    answer = _answer(client, exchange.method, step)
+    if not step.done:
+        client.send_auth(Auth(ReasonCode.CONTINUE_AUTHENTICATION, answer))
+        return
+    client.exchange = None
+    if exchange.packet is not None and exchange.accept is not None:
+        await exchange.accept(core, client, exchange.packet, _for_connack(answer))
+    elif client.info.user_name != user_name:
+        client.info.user_name = user_name
+        raise NotAuthorized("re-authentication as another user")
+    else:
+        client.send_auth(Auth(ReasonCode.SUCCESS, answer))
+
+
+def _answer(client: Client, method: str, step: AuthStep) -> dict[str, Any]:
+    answer: dict[str, Any] = {"authentication_method": method}
+    if step.data is not None:
+        answer["authentication_data"] = step.data
+    if client.problem_information:
+        if step.reason_string is not None:
+            answer["reason_string"] = step.reason_string
+        if step.user_properties:
+            answer["user_property"] = list(step.user_properties)
+    return answer
+
+
+def _for_connack(answer: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in answer.items() if name != "reason_string"}

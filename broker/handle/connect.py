@@ -1,0 +1,259 @@
+"""CONNECT, and session takeover [MQTT5 3.1.4]."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from broker.client import Client, Phase
+from broker.core import Core
+from broker.errors import (
+    ClientIdentifierNotValid,
+    NotAuthorized,
+    PayloadFormatInvalid,
+    ProtocolError,
+    QosNotSupported,
+    QuotaExceeded,
+    RetainNotSupported,
+    SessionTakenOver,
+    UnsupportedProtocolVersion,
+)
+from broker.handle.auth import begin_authentication
+from broker.handle.disconnect import end_session, leave, publish_will
+from broker.handle.publish import check_publish_topic, check_user_properties, is_utf8
+from broker.packet.enums import Version
+from broker.packet.packets import Connack, Connect, Will
+from broker.session.alias import InboundAliases
+from broker.session.session import Session
+from broker.session.will import will_of
+
+log = logging.getLogger("broker.client")
+
+
+async def handle_connect(core: Core, client: Client, packet: Connect) -> None:
+    """CONNECT: check, authenticate, take over, answer. A MqttError on the way refuses [MQTT5 3.1.4]."""
+    if client.phase is not Phase.NEW:
+        raise ProtocolError("second CONNECT")
+    _check_version(core, packet)
+    client.version = packet.version
+    client.bridge = packet.bridge
+    properties = packet.properties
+    client.maximum_packet_size = properties.get("maximum_packet_size")
+    client.problem_information = bool(properties.get("request_problem_information", 1))
+    _check_connect(core, packet)
+    _introduce(client, packet)
+    if "authentication_method" in properties:
+        await begin_authentication(core, client, packet, accept)
+    else:
+        await accept(core, client, packet, {})
+
+
+def _check_version(core: Core, packet: Connect) -> None:
+    protocol = core.config.protocol
+    served = {
+        Version.MQTT_3_1: protocol.mqtt_3_1,
+        Version.MQTT_3_1_1: protocol.mqtt_3_1_1,
+        Version.MQTT_5: protocol.mqtt_5,
+    }
+    if not served[packet.version] or (packet.bridge and not protocol.bridge_bit):
+        raise UnsupportedProtocolVersion(f"{packet.version.name} is switched off", packet.version)
+
+
+def _check_connect(core: Core, packet: Connect) -> None:
+    limits = core.config.limits
+    check_user_properties(core, packet.properties)
+    if len(packet.client_id.encode()) > limits.maximum_client_id_bytes:
+        raise ClientIdentifierNotValid(f"longer than {limits.maximum_client_id_bytes} bytes")
+    if not packet.client_id and not _may_assign(core, packet):
+        raise ClientIdentifierNotValid("a zero-length ClientID is not accepted here")
+    if packet.will is not None:
+        _check_will(core, packet.will)
+
+
+def _may_assign(core: Core, packet: Connect) -> bool:
+    if not core.config.limits.zero_length_client_id or packet.version is Version.MQTT_3_1:
+        return False
+    return packet.clean_start or packet.version is Version.MQTT_5
+
+
+def _check_will(core: Core, will: Will) -> None:
+    limits, protocol = core.config.limits, core.config.protocol
+    check_publish_topic(core, will.topic_name)
+    check_user_properties(core, will.properties)
+    if will.qos > limits.maximum_qos:
+        raise QosNotSupported(f"Will QoS {will.qos}")
+    if will.retain and not limits.retain_available:
+        raise RetainNotSupported("Will Retain")
+    checks = protocol.validate_payload_format and will.properties.get("payload_format_indicator") == 1
+    if checks and not is_utf8(will.payload):
+        raise PayloadFormatInvalid("the will's payload is not UTF-8")
+
+
+def _introduce(client: Client, packet: Connect) -> None:
+    info = client.info
+    info.client_id = packet.client_id
+    info.version = packet.version
+    info.user_name = packet.user_name
+    info.clean_start = packet.clean_start
+    info.keep_alive = packet.keep_alive
+    info.authentication_method = packet.properties.get("authentication_method")
+
+
+async def accept(core: Core, client: Client, packet: Connect, announcements: dict[str, Any]) -> None:
+    """The peer is who it says: authorize it and give it its session.
+
+    *announcements* go into the CONNACK as they are: the last word of enhanced authentication.
+    """
+    asked_for = packet.client_id
+    await core.hooks.on_connect(client.info, packet)
+    _check_anonymous(core, client)
+    if len(core.clients) >= core.config.capacity.maximum_connections and packet.client_id not in core.clients:
+        raise QuotaExceeded(f"{len(core.clients)} clients are connected")
+    if not packet.client_id:
+        packet.client_id = core.sessions.new_client_id()
+    if packet.client_id != asked_for:
+        client.info.client_id = packet.client_id
+        announcements["assigned_client_identifier"] = packet.client_id
+    async with core.turns.of(packet.client_id):
+        await _take_over(core, client, packet)
+        if client.phase is Phase.GONE:
+            return
+        session, present = await _session_for(core, client, packet)
+        _start(core, client, packet, session, present, announcements)
+    if present:
+        await core.hooks.on_session_resumed(client.client_id)
+    else:
+        await core.hooks.on_session_created(client.client_id)
+    await core.hooks.on_connected(client.info)
+
+
+def _check_anonymous(core: Core, client: Client) -> None:
+    """Where nobody authenticates, the setting says who may come in without."""
+    if core.hooks.authenticates or client.info.authentication_method is not None:
+        return
+    anonymous = core.config.protocol.anonymous
+    if anonymous == "never" or (anonymous == "loopback" and not client.info.local):
+        raise NotAuthorized("anonymous clients are not accepted here (setting protocol.anonymous)")
+
+
+async def _take_over(core: Core, client: Client, packet: Connect) -> None:
+    """End the connection that holds this ClientID, and see to its will before we go on [MQTT-3.1.4-3]."""
+    old = core.clients.get(packet.client_id)
+    if old is None:
+        return
+    same_user = old.info.user_name == client.info.user_name
+    if not same_user and core.config.protocol.takeover == "same_user":
+        raise NotAuthorized("the ClientID is in use by another user")
+    log.info("session %r: %s takes over from %s", packet.client_id, client.info.address, old.info.address)
+    old.end(SessionTakenOver(f"taken over by {client.info.address}"))
+    await leave(core, old)
+
+
+async def _session_for(core: Core, client: Client, packet: Connect) -> tuple[Session, bool]:
+    """The session to go on with, and whether it was there before [MQTT5 3.1.2.4]."""
+    sessions = core.sessions
+    session = sessions.get(packet.client_id)
+    if session is not None and session.will_due <= core.clock():
+        await publish_will(core, session)  # due before the next look at deadlines
+    if session is not None and (packet.clean_start or session.ends_at <= core.clock()):
+        await end_session(core, session)
+        session = None
+    if session is not None and _is_of_another_user(core, session, client):
+        raise NotAuthorized("the session belongs to another user")
+    if session is not None:
+        return session, True
+    if len(sessions) >= core.config.capacity.maximum_sessions:
+        raise QuotaExceeded(f"{len(sessions)} sessions exist")
+    return sessions.create(packet.client_id), False
+
+
+def _is_of_another_user(core: Core, session: Session, client: Client) -> bool:
+    return core.config.protocol.takeover == "same_user" and session.user_name != client.info.user_name
+
+
+def _start(
+    core: Core,
+    client: Client,
+    packet: Connect,
+    session: Session,
+    present: bool,
+    announcements: dict[str, Any],
+) -> None:
+    """From here on the session is ours: CONNACK, then what is unfinished, then what waits. Never waits."""
+    limits = core.config.limits
+    properties = packet.properties
+    asked = _expiry_asked(core, packet)
+    session.expiry_interval = min(asked, limits.session_expiry_interval)
+    session.will = will_of(packet)
+    session.info = client.info
+    session.user_name = client.info.user_name
+    client.connect_expiry_interval = asked
+    client.session = session
+    client.keep_alive = _keep_alive(core, packet)
+    client.greet(properties.get("maximum_packet_size"), properties.get("topic_alias_maximum", 0))
+    if limits.topic_alias_maximum and packet.version is Version.MQTT_5:
+        client.aliases = InboundAliases(limits.topic_alias_maximum)
+    window = min(properties.get("receive_maximum", 65535), limits.outbound_receive_maximum)
+    client.epoch = session.attach(client, window)
+    core.clients[session.client_id] = client
+    client.phase = Phase.CONNECTED
+    client.info.authenticated = True
+    if packet.version is Version.MQTT_5:
+        announcements.update(_announce(core, client, packet, session))
+    client.send(Connack(present and packet.version is not Version.MQTT_3_1, 0, announcements))
+    log.info(
+        "connected %r from %s (%s, %s)",
+        client.client_id,
+        client.info.address,
+        packet.version.name,
+        "resumed" if present else "new session",
+    )
+    session.pump()
+
+
+def _expiry_asked(core: Core, packet: Connect) -> int:
+    if packet.version is Version.MQTT_5:
+        interval: int = packet.properties.get("session_expiry_interval", 0)
+        return interval
+    return 0 if packet.clean_start else core.config.limits.session_expiry_interval_3x
+
+
+def _keep_alive(core: Core, packet: Connect) -> int:
+    """Seconds in force: the client's, unless it is above what we allow [MQTT5 3.2.2.3.14]."""
+    limits = core.config.limits
+    most = limits.server_keep_alive
+    told = packet.version is Version.MQTT_5 or limits.server_keep_alive_3x
+    if most and told and not 0 < packet.keep_alive <= most:
+        return most
+    return packet.keep_alive
+
+
+def _announce(core: Core, client: Client, packet: Connect, session: Session) -> dict[str, Any]:
+    """CONNACK properties: what differs from the standard's default, and nothing else [MQTT5 3.2.2.3]."""
+    limits = core.config.limits
+    found: dict[str, Any] = {}
+    if session.expiry_interval != client.connect_expiry_interval:
+        found["session_expiry_interval"] = session.expiry_interval
+    if limits.receive_maximum < 65535:
+        found["receive_maximum"] = limits.receive_maximum
+    if limits.maximum_qos < 2:
+        found["maximum_qos"] = limits.maximum_qos
+    found["maximum_packet_size"] = limits.maximum_packet_size
+    if limits.topic_alias_maximum:
+        found["topic_alias_maximum"] = limits.topic_alias_maximum
+    for feature in (
+        "retain_available",
+        "wildcard_subscription_available",
+        "subscription_identifier_available",
+        "shared_subscription_available",
+    ):
+        if not getattr(limits, feature):
+            found[feature] = 0
+    if client.keep_alive != packet.keep_alive:
+        found["server_keep_alive"] = client.keep_alive
+    template = core.config.protocol.response_information
+    if template and packet.properties.get("request_response_information"):
+        found["response_information"] = template.replace("{client_id}", client.client_id)
+    if client.info.user_properties:
+        found["user_property"] = list(client.info.user_properties)
+    return found

@@ -1,0 +1,132 @@
+"""Every way to leave; wills; the end of sessions."""
+
+from __future__ import annotations
+
+import logging
+
+from broker.client import Client
+from broker.core import Core
+from broker.errors import MqttError, ProtocolError, ReasonCode
+from broker.hook.base import ClientInfo
+from broker.packet.message import Message
+from broker.packet.packets import Disconnect
+from broker.session.session import Session
+from broker.session.will import NEVER, PendingWill, will_due
+
+log = logging.getLogger("broker.client")
+
+
+async def handle_disconnect(core: Core, client: Client, packet: Disconnect) -> None:
+    """DISCONNECT from a client [MQTT5 3.14.4]: only 0x00 deletes the will."""
+    session = client.session
+    interval = packet.properties.get("session_expiry_interval")
+    if interval is not None and session is not None:
+        if interval and not client.connect_expiry_interval:
+            raise ProtocolError("DISCONNECT sets a Session Expiry Interval that CONNECT left at 0")
+        session.expiry_interval = min(interval, core.config.limits.session_expiry_interval)
+    client.normal = packet.reason_code == ReasonCode.NORMAL_DISCONNECTION
+    text = packet.properties.get("reason_string", "")
+    client.ending = MqttError(f"DISCONNECT by the client {text}".rstrip(), packet.reason_code)
+    client.finish()
+
+
+async def serve_client(core: Core, client: Client) -> None:
+    """The whole life of one connection, from the first byte to the last trace of it."""
+    try:
+        await client.run()
+    finally:
+        await leave(core, client)
+        await _farewell(core, client)
+
+
+async def _farewell(core: Core, client: Client) -> None:
+    ending = client.ending or MqttError("connection ended", ReasonCode.NORMAL_DISCONNECTION)
+    if not client.info.authenticated:
+        log.info("refused %s %r: %s", client.info.address, client.client_id, ending)
+        return
+    log.info(
+        "disconnected %r from %s: %s (0x%02X)", client.client_id, client.info.address, ending, ending.reason
+    )
+    await core.hooks.on_disconnect(client.info, ending.reason, str(ending))
+
+
+async def leave(core: Core, client: Client) -> None:
+    """The connection of *client* does not hold its session any more: will, deadlines, shared messages.
+
+    Runs once for each connection, whoever comes first: its own task, or the one that takes the
+    session over. The epoch keeps a late one from touching what belongs to its successor.
+    """
+    session = client.session
+    if client.left or session is None:
+        return
+    client.left = True
+    if core.clients.get(session.client_id) is client:
+        del core.clients[session.client_id]
+    if not session.detach(client.epoch):
+        return
+    if client.normal:
+        session.will = None
+    if session.expiry_interval == 0:
+        await end_session(core, session)
+    else:
+        await _keep_session(core, session)
+
+
+async def _keep_session(core: Core, session: Session) -> None:
+    now = core.clock()
+    session.ends_at = session.ends_after(now)
+    if session.will is not None:
+        session.will_due = will_due(session.will, now, session.ends_at)
+    core.sessions.note_deadlines(session)
+    sent = session.take_unacknowledged() if core.config.protocol.shared_unacknowledged == "move" else []
+    core.router.hand_on(session, [*sent, *session.take_shared()])
+    if session.will is not None and session.will_due <= now:
+        await publish_will(core, session)
+
+
+async def end_session(core: Core, session: Session) -> None:
+    """Everything about *session* is over [MQTT5 4.1]: its will is published if it is still pending.
+
+    Shared messages that were not acknowledged go to other members, but for QoS 2 that was sent [4.8.2].
+    """
+    core.sessions.delete(session)
+    core.tree.unsubscribe_all(session, tuple(session.subscriptions))
+    session.subscriptions.clear()
+    core.router.hand_on(session, [*session.take_unacknowledged(), *session.take_shared()])
+    session.clear()
+    await publish_will(core, session)
+    await core.hooks.on_session_ended(session.client_id)
+
+
+async def publish_will(core: Core, session: Session) -> None:
+    """Publish the pending will of *session*, at most once, if its owner may publish there [MQTT-3.1.2-8]."""
+    will, session.will, session.will_due = session.will, None, NEVER
+    if will is None:
+        return
+    message = _fresh(core, will)
+    info = session.info
+    try:
+        if core.hooks.inspects_publish and isinstance(info, ClientInfo):
+            await core.hooks.on_publish(info, message)
+            message = await core.hooks.on_publish_received(info, message)
+    except MqttError as refusal:
+        log.warning("will of %r to %r refused: %s", session.client_id, message.topic_name, refusal)
+        core.dropped(session.client_id, message, "will_refused")
+        return
+    await core.router.publish_owned(message)
+
+
+def _fresh(core: Core, will: PendingWill) -> Message:
+    """The will's message; its expiry counts from now [B16]."""
+    interval = will.message.properties.get("message_expiry_interval")
+    if interval is None:
+        return will.message
+    return will.message.with_(expires_at=core.clock() + interval)
+
+
+async def sweep_sessions(core: Core, now: float) -> None:
+    """Publish the wills and end the sessions that are due by *now*."""
+    for session in core.sessions.due_wills(now):
+        await publish_will(core, session)
+    for session in core.sessions.clean_expired(now):
+        await end_session(core, session)

@@ -1,0 +1,197 @@
+"""PUBLISH from a client [MQTT5 3.3.4]."""
+
+from __future__ import annotations
+
+from broker.client import Client
+from broker.core import Core
+from broker.errors import (
+    ImplementationSpecificError,
+    MqttError,
+    NotAuthorized,
+    PacketIdentifierInUse,
+    PayloadFormatInvalid,
+    ProtocolError,
+    QosNotSupported,
+    QuotaExceeded,
+    ReasonCode,
+    ReceiveMaximumExceeded,
+    RetainNotSupported,
+    TopicAliasInvalid,
+    TopicNameInvalid,
+)
+from broker.packet.enums import QoS, Version
+from broker.packet.message import Message, travelling
+from broker.packet.packets import NO_PROPERTIES, Properties, Puback, Publish, Pubrec
+from broker.session.session import Session
+from broker.topic.name import levels
+
+PUBACK, PUBREC = 0x40, 0x50  # first bytes
+# What PUBACK and PUBREC may say besides success [MQTT5 3.4.2.1, 3.5.2.1].
+REFUSALS = frozenset({0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99})
+
+
+async def handle_publish(core: Core, client: Client, packet: Publish) -> None:
+    """PUBLISH: check, allow, transform, hand over, acknowledge."""
+    session = client.session
+    assert session is not None
+    core.stats.publish_received += 1
+    topic_name = _resolve_topic(client, packet)
+    _check_capability(core, client, packet)
+    qos = packet.qos
+    if qos:
+        if packet.packet_id in session.inflight.held:
+            return _repeated(client, packet)
+        _count_received(core, client, packet)
+    message = _message(core, client, packet, topic_name)
+    try:
+        if topic_name not in core.tree.routes or topic_name[0] == "$":
+            check_publish_topic(core, topic_name)
+        _check_payload(core, message)
+        if core.hooks.inspects_publish:
+            await core.hooks.on_publish(client.info, message)
+            message = await core.hooks.on_publish_received(client.info, message)
+        if qos == QoS.EXACTLY_ONCE:
+            return _hold(core, client, session, packet, message)
+        if message.retain:
+            await core.router.retain(message)
+    except MqttError as refusal:
+        return refuse_publish(core, client, packet, message, refusal)
+    matched = core.router.route(message)
+    if qos:  # after the hand-over: an acknowledgement is a promise
+        _acknowledge(core, client, packet.packet_id, matched)
+    return None
+
+
+def _resolve_topic(client: Client, packet: Publish) -> str:
+    if "topic_alias" not in packet.properties:
+        return packet.topic_name
+    if client.aliases is None:
+        raise TopicAliasInvalid("Topic Alias Maximum is 0")
+    return client.aliases.resolve(packet)
+
+
+def _check_capability(core: Core, client: Client, packet: Publish) -> None:
+    """What CONNACK announced [MQTT5 3.2.2.3]; 3.x clients, which cannot be told, may set RETAIN in vain."""
+    limits = core.config.limits
+    if packet.properties:
+        check_user_properties(core, packet.properties)
+    if packet.qos > limits.maximum_qos:
+        raise QosNotSupported(f"QoS {packet.qos}")
+    if packet.retain and not limits.retain_available and client.version is Version.MQTT_5:
+        raise RetainNotSupported("RETAIN 1")
+
+
+def check_user_properties(core: Core, properties: Properties) -> None:
+    """Raises QuotaExceeded above the number allowed in one packet."""
+    most = core.config.limits.maximum_user_properties
+    if len(properties.get("user_property", ())) > most:
+        raise QuotaExceeded(f"more than {most} User Properties")
+
+
+def _repeated(client: Client, packet: Publish) -> None:
+    """An identifier that a QoS 2 message holds until its PUBREL [MQTT-4.3.3-10]."""
+    if packet.qos == QoS.EXACTLY_ONCE:
+        if client.receiving is None:
+            client.receiving = set()
+        client.receiving.add(packet.packet_id)
+        client.acknowledge(PUBREC, packet.packet_id)
+    elif client.version is Version.MQTT_5:
+        in_use = PacketIdentifierInUse(f"identifier {packet.packet_id} is held by a QoS 2 message")
+        client.send(Puback(packet.packet_id, in_use.reason, client.explain(in_use)))
+    else:
+        raise ProtocolError(f"identifier {packet.packet_id} is held by a QoS 2 message")
+
+
+def _count_received(core: Core, client: Client, packet: Publish) -> None:
+    """Receive Maximum of this connection [MQTT-3.3.4-7]; QoS 1 is answered before the next is read."""
+    open_now = client.receiving
+    if open_now and client.version is Version.MQTT_5 and len(open_now) >= core.config.limits.receive_maximum:
+        raise ReceiveMaximumExceeded(f"{len(open_now) + 1} unacknowledged PUBLISH packets")
+
+
+def _message(core: Core, client: Client, packet: Publish, topic_name: str) -> Message:
+    properties = packet.properties
+    retain = packet.retain and core.config.limits.retain_available
+    message = Message(topic_name, packet.payload, packet.qos, retain, properties, client.info.client_id)
+    if properties:
+        message.properties = travelling(properties)
+    interval = properties.get("message_expiry_interval") if properties else None
+    cap = core.config.limits.message_expiry_interval
+    if cap and (interval is None or interval > cap):
+        interval = cap
+        message.properties = {**message.properties, "message_expiry_interval": cap}
+    if interval is not None:
+        message.expires_at = core.clock() + interval
+    return message
+
+
+def check_publish_topic(core: Core, topic_name: str) -> None:
+    """A valid Topic Name that is not accepted here all the same: TopicNameInvalid [B20, B21]."""
+    limits = core.config.limits
+    if topic_name[0] == "$" and not topic_name.startswith(core.config.protocol.dollar_topics or ("\0",)):
+        raise TopicNameInvalid("topics that begin with $ are the server's")
+    if levels(topic_name) > limits.maximum_topic_levels:
+        raise TopicNameInvalid(f"more than {limits.maximum_topic_levels} topic levels")
+    if len(topic_name) > limits.maximum_topic_bytes or len(topic_name.encode()) > limits.maximum_topic_bytes:
+        raise TopicNameInvalid(f"longer than {limits.maximum_topic_bytes} bytes")
+
+
+def _check_payload(core: Core, message: Message) -> None:
+    if not message.properties or not core.config.protocol.validate_payload_format:
+        return
+    if message.properties.get("payload_format_indicator") == 1 and not is_utf8(message.payload):
+        raise PayloadFormatInvalid("the payload is not UTF-8")
+
+
+def is_utf8(payload: bytes) -> bool:
+    """Whether *payload* is well-formed UTF-8."""
+    try:
+        payload.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _hold(core: Core, client: Client, session: Session, packet: Publish, message: Message) -> None:
+    """QoS 2: ours from now on, routed on PUBREL (acks.py) [MQTT5 4.3.3]."""
+    if not session.hold(packet.packet_id, message):
+        raise QuotaExceeded("the byte budget of the broker is spent")
+    if client.receiving is None:
+        client.receiving = set()
+    client.receiving.add(packet.packet_id)
+    if client.version is not Version.MQTT_5 or core.router.matches(message.topic_name):
+        client.acknowledge(PUBREC, packet.packet_id)
+    else:
+        client.send(Pubrec(packet.packet_id, ReasonCode.NO_MATCHING_SUBSCRIBERS))
+
+
+def _acknowledge(core: Core, client: Client, packet_id: int, matched: bool) -> None:
+    if matched or client.version is not Version.MQTT_5:
+        client.acknowledge(PUBACK, packet_id)
+    else:
+        client.send(Puback(packet_id, ReasonCode.NO_MATCHING_SUBSCRIBERS, NO_PROPERTIES))
+
+
+def refuse_publish(core: Core, client: Client, packet: Publish, message: Message, refusal: MqttError) -> None:
+    """PUBACK, PUBREC or silence: decided here alone. Raises *refusal* where the connection must end."""
+    core.dropped(client.client_id, message, "refused")
+    if client.version is not Version.MQTT_5:
+        _refuse_3(core, client, packet, refusal)
+    elif packet.qos == QoS.AT_MOST_ONCE:
+        disconnect = core.config.protocol.refused_publish_qos_0 == "disconnect"
+        if disconnect or isinstance(refusal, PayloadFormatInvalid):
+            raise refusal
+    else:
+        reason = refusal.reason if refusal.reason in REFUSALS else ReasonCode.UNSPECIFIED_ERROR
+        answer = Puback if packet.qos == QoS.AT_LEAST_ONCE else Pubrec
+        client.send(answer(packet.packet_id, reason, client.explain(refusal)))
+
+
+def _refuse_3(core: Core, client: Client, packet: Publish, refusal: MqttError) -> None:
+    """3.x has no negative acknowledgement: a positive one, or the end [MQTT-3.3.5-2, MQTT-4.8.0-2]."""
+    if isinstance(refusal, (QuotaExceeded, ImplementationSpecificError)):
+        raise refusal  # a transient error: the client may try again
+    if isinstance(refusal, NotAuthorized) and core.config.protocol.refused_publish_3x == "close":
+        raise refusal
+    if packet.qos:
+        client.acknowledge(PUBACK if packet.qos == QoS.AT_LEAST_ONCE else PUBREC, packet.packet_id)

@@ -1,0 +1,227 @@
+"""SUBSCRIBE and UNSUBSCRIBE, and the retained messages that a SUBSCRIBE brings [MQTT5 3.8.4, 3.10.4]."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from broker.client import Client
+from broker.core import Core
+from broker.errors import (
+    MqttError,
+    PacketIdentifierInUse,
+    ProtocolError,
+    QuotaExceeded,
+    ReasonCode,
+    SharedSubscriptionsNotSupported,
+    SubscriptionIdentifiersNotSupported,
+    TopicFilterInvalid,
+    WildcardSubscriptionsNotSupported,
+)
+from broker.handle.publish import check_user_properties
+from broker.packet.enums import Version
+from broker.packet.message import Message
+from broker.packet.packets import NO_PROPERTIES, Suback, Subscribe, SubscribeRequest, Unsuback, Unsubscribe
+from broker.session.session import Session
+from broker.topic.name import check_topic_filter, has_wildcard, levels, split_share
+from broker.topic.subscription import Subscription
+
+SUBACK_FAILURES = frozenset({0x80, 0x83, 0x87, 0x8F, 0x91, 0x97, 0x9E, 0xA1, 0xA2})
+UNSUBACK_FAILURES = frozenset({0x80, 0x83, 0x87, 0x8F, 0x91})
+AT_ONCE = 256  # retained messages that are sent before anything else may come between
+
+
+async def handle_subscribe(core: Core, client: Client, packet: Subscribe) -> None:
+    """SUBSCRIBE: one Reason Code a filter, in order; then the retained messages, filter by filter."""
+    session = client.session
+    assert session is not None
+    _check_subscribe(core, client, packet)
+    in_use = _identifier_in_use(client, session, packet.packet_id)
+    codes: list[int] = []
+    granted: list[tuple[Subscription, bool]] = []
+    refused: MqttError | None = in_use
+    for request in packet.requests:
+        try:
+            if in_use is not None:
+                raise in_use
+            subscription = await _allow(core, client, session, packet, request)
+        except MqttError as refusal:
+            refused = refused or refusal
+            codes.append(_code(refusal, SUBACK_FAILURES))
+        else:
+            existed = core.tree.subscribe(session, subscription)
+            session.subscriptions[subscription.topic_filter] = subscription
+            granted.append((subscription, existed))
+            codes.append(subscription.qos)
+    found = [await _retained_for(core, session, *grant) for grant in granted]
+    client.send(Suback(packet.packet_id, codes, client.explain(refused) if refused else NO_PROPERTIES))
+    for (subscription, _), messages in zip(granted, found, strict=True):
+        _send_retained(core, client, session, subscription, messages)
+
+
+def _check_subscribe(core: Core, client: Client, packet: Subscribe) -> None:
+    """What makes the whole packet a breach; nothing of it takes effect then."""
+    limits = core.config.limits
+    check_user_properties(core, packet.properties)
+    for request in packet.requests:
+        check_topic_filter(request.topic_filter)
+        shared = request.topic_filter.startswith("$share/")
+        if shared and request.no_local:
+            raise ProtocolError("No Local on a Shared Subscription")
+        if client.version is not Version.MQTT_5:
+            continue  # could not be told what is available: refused filter by filter
+        if shared and not limits.shared_subscription_available:
+            raise SharedSubscriptionsNotSupported(request.topic_filter)
+        if has_wildcard(request.topic_filter) and not limits.wildcard_subscription_available:
+            raise WildcardSubscriptionsNotSupported(request.topic_filter)
+    if "subscription_identifier" in packet.properties and not limits.subscription_identifier_available:
+        raise SubscriptionIdentifiersNotSupported("Subscription Identifier")
+
+
+def _identifier_in_use(client: Client, session: Session, packet_id: int) -> MqttError | None:
+    """A QoS 2 PUBLISH of the client holds *packet_id* [B09]."""
+    if packet_id not in session.inflight.held:
+        return None
+    if client.version is not Version.MQTT_5:
+        raise ProtocolError(f"identifier {packet_id} is held by a QoS 2 message")
+    return PacketIdentifierInUse(f"identifier {packet_id} is held by a QoS 2 message")
+
+
+async def _allow(
+    core: Core, client: Client, session: Session, packet: Subscribe, request: SubscribeRequest
+) -> Subscription:
+    """The subscription that is granted for *request*; raises MqttError with its code for SUBACK."""
+    limits = core.config.limits
+    request = await core.hooks.on_subscribe(client.info, request)
+    share_name = _check_filter(core, client, request.topic_filter)
+    if (
+        request.topic_filter not in session.subscriptions
+        and len(session.subscriptions) >= limits.maximum_subscriptions
+    ):
+        raise QuotaExceeded(f"{limits.maximum_subscriptions} subscriptions in this session")
+    identifier = packet.properties.get("subscription_identifier")
+    return Subscription(
+        request.topic_filter,
+        min(request.qos, limits.maximum_qos),
+        request.no_local or (client.bridge and not share_name),
+        request.retain_as_published or client.bridge,
+        request.retain_handling,
+        (identifier,) if identifier else (),
+        share_name,
+    )
+
+
+def _check_filter(core: Core, client: Client, topic_filter: str) -> str:
+    """The Share Name of a filter that is accepted here; raises MqttError."""
+    limits = core.config.limits
+    check_topic_filter(topic_filter)  # a hook may have changed it
+    share_name, bare = split_share(topic_filter)
+    if client.version is not Version.MQTT_5:
+        if share_name and not (
+            limits.shared_subscription_available and core.config.protocol.shared_subscriptions_3x
+        ):
+            raise SharedSubscriptionsNotSupported(topic_filter)
+        if has_wildcard(bare) and not limits.wildcard_subscription_available:
+            raise WildcardSubscriptionsNotSupported(topic_filter)
+    if levels(bare) > limits.maximum_topic_levels:
+        raise TopicFilterInvalid(f"more than {limits.maximum_topic_levels} topic levels")
+    if len(topic_filter.encode()) > limits.maximum_topic_bytes:
+        raise TopicFilterInvalid(f"longer than {limits.maximum_topic_bytes} bytes")
+    return share_name
+
+
+def _code(refusal: MqttError, allowed: frozenset[int]) -> int:
+    return refusal.reason if refusal.reason in allowed else ReasonCode.UNSPECIFIED_ERROR
+
+
+# ---- retained messages
+
+
+async def _retained_for(
+    core: Core, session: Session, subscription: Subscription, existed: bool
+) -> Iterator[Message]:
+    """The retained messages that this SUBSCRIBE brings, by Retain Handling [MQTT-3.3.1-9 to -11]."""
+    handling = subscription.retain_handling
+    if subscription.share_name or handling == 2 or (handling == 1 and existed):
+        return iter(())
+    found = await core.router.find_retained(subscription.topic_filter)
+    if subscription.topic_filter.startswith("$SYS"):
+        return chain(core.sys_messages(subscription.topic_filter), found)
+    return found
+
+
+def _send_retained(
+    core: Core, client: Client, session: Session, subscription: Subscription, messages: Iterator[Message]
+) -> None:
+    """A first part at once, so that retained comes before live; a long rest as the client takes it."""
+    steps = _steps(core, client, session, subscription, messages)
+    for _ in range(AT_ONCE):
+        went_on = next(steps, None)
+        if went_on is None:
+            return
+        if not went_on:
+            break
+    client.feed(subscription.topic_filter, steps)
+
+
+def _steps(
+    core: Core, client: Client, session: Session, subscription: Subscription, messages: Iterator[Message]
+) -> Iterator[bool]:
+    """Send one message a step: True. False: the client must take something first."""
+    client_id, topic_filter = session.client_id, subscription.topic_filter
+    for message in messages:
+        if subscription.no_local and message.client_id == client_id:
+            continue
+        while session.link is client and _must_wait(client, session, min(message.qos, subscription.qos)):
+            yield False
+        if session.link is not client or session.subscriptions.get(topic_filter) is not subscription:
+            return
+        allowed = core.router.inspected(client_id, message)
+        if allowed is not None:
+            session.deliver_retained(allowed, subscription.qos, subscription.identifiers)
+        yield True
+
+
+def _must_wait(client: Client, session: Session, qos: int) -> bool:
+    """The socket takes no more, or a QoS 1 or 2 message would queue behind a queue that is half full."""
+    return client.full or (qos > 0 and len(session.queue) >= session.terms.maximum_queued_messages // 2)
+
+
+# ---- UNSUBSCRIBE
+
+
+async def handle_unsubscribe(core: Core, client: Client, packet: Unsubscribe) -> None:
+    """UNSUBSCRIBE: from UNSUBACK on nothing new is matched; what was sent is completed [MQTT5 3.10.4]."""
+    session = client.session
+    assert session is not None
+    check_user_properties(core, packet.properties)
+    for topic_filter in packet.topic_filters:
+        check_topic_filter(topic_filter)
+    in_use = _identifier_in_use(client, session, packet.packet_id)
+    codes: list[int] = []
+    refused = in_use
+    for topic_filter in packet.topic_filters:
+        try:
+            if in_use is not None:
+                raise in_use
+            codes.append(await _unsubscribe(core, client, session, topic_filter))
+        except MqttError as refusal:
+            refused = refused or refusal
+            codes.append(_code(refusal, UNSUBACK_FAILURES))
+    properties = client.explain(refused) if refused else NO_PROPERTIES
+    client.send(Unsuback(packet.packet_id, codes, properties))
+
+
+async def _unsubscribe(core: Core, client: Client, session: Session, topic_filter: str) -> int:
+    try:
+        await core.hooks.on_unsubscribe(client.info, topic_filter)
+    except MqttError:
+        if client.version is Version.MQTT_5:
+            raise  # 3.x could not be told: the subscription goes [B26]
+    if session.subscriptions.pop(topic_filter, None) is None:
+        return ReasonCode.NO_SUBSCRIPTION_EXISTED
+    shared = topic_filter.startswith("$share/")
+    core.tree.unsubscribe(session, topic_filter)
+    if shared:
+        core.router.hand_on(session, session.take_shared(topic_filter))
+    return ReasonCode.SUCCESS

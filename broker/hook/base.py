@@ -1,0 +1,162 @@
+"""HookBase: override what you need. The contract of each method is in docs/hooks.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from broker.packet.enums import Version
+from broker.packet.message import Message
+from broker.packet.packets import Connect, Properties, SubscribeRequest
+
+
+@dataclass(slots=True, eq=False)
+class ClientInfo:
+    """What hooks see of one connection. *attributes* is theirs: it lives as long as the connection."""
+
+    client_id: str
+    version: Version = Version.MQTT_5
+    user_name: str | None = None
+    clean_start: bool = True
+    keep_alive: int = 0  # seconds, as the client asked
+    address: str = "memory"  # host:port of the peer
+    transport: str = "memory"  # tcp, tls, ws, wss, unix or memory
+    listener: str = ""
+    local: bool = True  # the peer is on this machine
+    certificate: dict[str, Any] | None = None  # SSLSocket.getpeercert() of a verified certificate
+    authentication_method: str | None = None
+    authenticated: bool = False  # CONNACK 0x00 was sent
+    user_properties: list[tuple[str, str]] = field(default_factory=list)  # go into the CONNACK
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthStep:
+    """One answer of an enhanced authentication method [MQTT5 4.12].
+
+    *done* ends the exchange with success; otherwise the client is asked for more with *data*.
+    """
+
+    done: bool = False
+    data: bytes | None = None
+    reason_string: str | None = None
+    user_properties: Sequence[tuple[str, str]] = ()
+
+
+class BrokerApi(Protocol):
+    """What `init` is given: the embedded interface of the broker."""
+
+    async def publish(
+        self,
+        topic_name: str,
+        payload: bytes | str = b"",
+        *,
+        qos: int = 0,
+        retain: bool = False,
+        properties: Properties | None = None,
+    ) -> int: ...
+
+    async def disconnect(self, client_id: str, reason: int = ...) -> bool: ...
+
+
+class HookBase:
+    """A plug-in. A method that is not overridden is never called and costs nothing.
+
+    Coroutines may be overridden by plain functions. To refuse, raise a MqttError with a Reason Code
+    of the packet in question. `broker.errors` has one class for each common refusal.
+    """
+
+    id: str = ""  # names the hook in logs; empty: the class name
+
+    async def init(self, broker: BrokerApi) -> None:
+        """Once, before the first connection. An exception stops the start of the broker."""
+
+    async def stop(self) -> None:
+        """Once, after the last connection."""
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """The names of the events that this hook overrides."""
+        mine = type(self)
+        return frozenset(name for name in EVENTS if getattr(mine, name) is not getattr(HookBase, name))
+
+    async def on_connect(self, client: ClientInfo, packet: Connect) -> None:
+        """Authenticate and authorize. Fail fast: a MqttError refuses with CONNACK [MQTT5 3.1.4].
+
+        Setting `packet.client_id` gives the client another ClientID, which CONNACK returns.
+        """
+
+    async def on_auth(self, client: ClientInfo, method: str, data: bytes | None) -> AuthStep | None:
+        """A step of enhanced authentication [MQTT5 4.12]. First provider: None means not my method.
+
+        `client.authenticated` tells re-authentication from the first one.
+        """
+        return None
+
+    async def on_connected(self, client: ClientInfo) -> None:
+        """CONNACK 0x00 was sent. Notify all."""
+
+    async def on_disconnect(self, client: ClientInfo, reason: int, text: str) -> None:
+        """An accepted connection has ended; *reason* 0x00 is the client's own wish. Notify all."""
+
+    async def on_subscribe(self, client: ClientInfo, request: SubscribeRequest) -> SubscribeRequest:
+        """Once per filter, in order. Transform chain; a MqttError refuses this filter in SUBACK."""
+        return request
+
+    async def on_unsubscribe(self, client: ClientInfo, topic_filter: str) -> None:
+        """Once per filter, in order. Fail fast: a MqttError refuses this filter in UNSUBACK (5.0)."""
+
+    async def on_publish(self, client: ClientInfo, message: Message) -> None:
+        """May this client publish this? Once per message. Fail fast: a MqttError refuses it."""
+
+    async def on_publish_received(self, client: ClientInfo, message: Message) -> Message:
+        """The message to use instead, after all allowed it. Transform chain, once per message."""
+        return message
+
+    def on_publish_deliver(self, client_id: str, message: Message) -> Message:
+        """The message that this client is sent. Transform chain, once per delivery: never waits."""
+        return message
+
+    def can_read(self, client_id: str, topic_name: str) -> bool:
+        """May this client be sent this topic? All must pass, once per delivery: never waits."""
+        return True
+
+    async def on_session_created(self, client_id: str) -> None:
+        """A session began. Notify all."""
+
+    async def on_session_resumed(self, client_id: str) -> None:
+        """A session goes on over a new connection. Notify all."""
+
+    async def on_session_ended(self, client_id: str) -> None:
+        """A session and all in it is gone. Notify all."""
+
+    async def store_retained(self, message: Message) -> None:
+        """Store, replace or (empty payload) delete a retained message. First provider."""
+
+    async def get_retained(self, topic_filter: str) -> Iterable[Message]:
+        """All retained messages that match *topic_filter*. First provider."""
+        return ()
+
+    def on_dropped(self, client_id: str, message: Message | None, reason: str) -> None:
+        """A message was not delivered to *client_id*, for *reason*. Notify all; never waits."""
+
+
+EVENTS = (
+    "on_connect",
+    "on_auth",
+    "on_connected",
+    "on_disconnect",
+    "on_subscribe",
+    "on_unsubscribe",
+    "on_publish",
+    "on_publish_received",
+    "on_publish_deliver",
+    "can_read",
+    "on_session_created",
+    "on_session_resumed",
+    "on_session_ended",
+    "store_retained",
+    "get_retained",
+    "on_dropped",
+)

@@ -1,0 +1,227 @@
+"""Hooks: the dispatch lists, made once, and the five dispatch patterns."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from broker.errors import BadAuthenticationMethod, ImplementationSpecificError, MqttError
+from broker.hook.base import EVENTS, AuthStep, BrokerApi, ClientInfo, HookBase
+from broker.packet.message import Message
+from broker.packet.packets import Connect, SubscribeRequest
+
+log = logging.getLogger("broker.hook")
+
+T = TypeVar("T")
+
+
+class Method(NamedTuple):
+    """One hook's override of one event."""
+
+    hook: str
+    event: str
+    call: Callable[..., Any]
+
+
+def overriders(hooks: Sequence[HookBase], event: str) -> tuple[Method, ...]:
+    """The bound methods of the hooks that provide *event*, in the order the hooks were given."""
+    return tuple(
+        Method(hook.id or type(hook).__name__, event, getattr(hook, event))
+        for hook in hooks
+        if event in hook.provides
+    )
+
+
+class Hooks:
+    """All hooks of one broker.
+
+    Authorising events fail closed: an exception that is no MqttError, and a coroutine that takes
+    longer than *timeout* seconds, refuse with 0x83. In notifying events they are logged.
+    """
+
+    def __init__(self, hooks: Sequence[HookBase] = (), timeout: float = 10.0) -> None:
+        self._hooks = tuple(hooks)
+        self._timeout = timeout
+        lists = {event: overriders(self._hooks, event) for event in EVENTS}
+        self._on_connect = lists["on_connect"]
+        self._on_auth = lists["on_auth"]
+        self._on_connected = lists["on_connected"]
+        self._on_disconnect = lists["on_disconnect"]
+        self._on_subscribe = lists["on_subscribe"]
+        self._on_unsubscribe = lists["on_unsubscribe"]
+        self._on_publish = lists["on_publish"]
+        self._on_publish_received = lists["on_publish_received"]
+        self._on_publish_deliver = lists["on_publish_deliver"]
+        self._can_read = lists["can_read"]
+        self._on_session_created = lists["on_session_created"]
+        self._on_session_resumed = lists["on_session_resumed"]
+        self._on_session_ended = lists["on_session_ended"]
+        self._store_retained = lists["store_retained"]
+        self._get_retained = lists["get_retained"]
+        self._on_dropped = lists["on_dropped"]
+        # What the hot paths ask before they call anything.
+        self.authenticates = bool(self._on_connect)
+        self.inspects_publish = bool(self._on_publish or self._on_publish_received)
+        self.inspects_delivery = bool(self._on_publish_deliver or self._can_read)
+        self.keeps_retained = bool(self._store_retained or self._get_retained)
+        self.stores_retained = bool(self._store_retained)
+
+    async def init(self, broker: BrokerApi) -> None:
+        """Start every hook, in order. If one raises, those before it are stopped and the error goes on."""
+        started: list[HookBase] = []
+        try:
+            for hook in self._hooks:
+                await _maybe_await(hook.init(broker))
+                started.append(hook)
+        except BaseException:
+            await self._stop(started)
+            raise
+
+    async def stop(self) -> None:
+        """Stop every hook, last first; errors are logged."""
+        await self._stop(list(self._hooks))
+
+    async def _stop(self, hooks: list[HookBase]) -> None:
+        for hook in reversed(hooks):
+            await self._tell((Method(hook.id or type(hook).__name__, "stop", hook.stop),))
+
+    # ---- fail fast
+
+    async def on_connect(self, client: ClientInfo, packet: Connect) -> None:
+        for method in self._on_connect:
+            await self._decide(method, client, packet)
+
+    async def on_publish(self, client: ClientInfo, message: Message) -> None:
+        for method in self._on_publish:
+            await self._decide(method, client, message)
+
+    async def on_unsubscribe(self, client: ClientInfo, topic_filter: str) -> None:
+        for method in self._on_unsubscribe:
+            await self._decide(method, client, topic_filter)
+
+    # ---- transform chain
+
+    async def on_publish_received(self, client: ClientInfo, message: Message) -> Message:
+        for method in self._on_publish_received:
+            message = _expect(Message, method, await self._decide(method, client, message))
+        return message
+
+    async def on_subscribe(self, client: ClientInfo, request: SubscribeRequest) -> SubscribeRequest:
+        for method in self._on_subscribe:
+            request = _expect(SubscribeRequest, method, await self._decide(method, client, request))
+        return request
+
+    def on_publish_deliver(self, client_id: str, message: Message) -> Message | None:
+        """None: a hook failed, and this delivery is to be dropped."""
+        for method in self._on_publish_deliver:
+            try:
+                message = _expect(Message, method, method.call(client_id, message))
+            except Exception:
+                _failed(method)
+                return None
+        return message
+
+    # ---- all must pass
+
+    def can_read(self, client_id: str, topic_name: str) -> bool:
+        """An exception counts as no."""
+        for method in self._can_read:
+            try:
+                if method.call(client_id, topic_name) is not True:
+                    return False
+            except Exception:
+                _failed(method)
+                return False
+        return True
+
+    # ---- first provider
+
+    async def on_auth(self, client: ClientInfo, method: str, data: bytes | None) -> AuthStep:
+        """Raises BadAuthenticationMethod when no hook knows *method*."""
+        for provider in self._on_auth:
+            step = await self._decide(provider, client, method, data)
+            if step is not None:
+                return _expect(AuthStep, provider, step)
+        raise BadAuthenticationMethod(f"no hook handles authentication method {method!r}")
+
+    async def store_retained(self, message: Message) -> None:
+        await self._decide(self._store_retained[0], message)
+
+    async def get_retained(self, topic_filter: str) -> Iterable[Message]:
+        """Nothing when the provider fails."""
+        if not self._get_retained:
+            return ()
+        try:
+            return tuple(await self._call(self._get_retained[0], topic_filter))
+        except Exception:
+            _failed(self._get_retained[0])
+            return ()
+
+    # ---- notify all
+
+    async def on_connected(self, client: ClientInfo) -> None:
+        await self._tell(self._on_connected, client)
+
+    async def on_disconnect(self, client: ClientInfo, reason: int, text: str) -> None:
+        await self._tell(self._on_disconnect, client, reason, text)
+
+    async def on_session_created(self, client_id: str) -> None:
+        await self._tell(self._on_session_created, client_id)
+
+    async def on_session_resumed(self, client_id: str) -> None:
+        await self._tell(self._on_session_resumed, client_id)
+
+    async def on_session_ended(self, client_id: str) -> None:
+        await self._tell(self._on_session_ended, client_id)
+
+    def on_dropped(self, client_id: str, message: Message | None, reason: str) -> None:
+        for method in self._on_dropped:
+            try:
+                method.call(client_id, message, reason)
+            except Exception:
+                _failed(method)
+
+    # ---- how a method is called
+
+    async def _call(self, method: Method, *args: Any) -> Any:
+        result = method.call(*args)
+        if not inspect.isawaitable(result):
+            return result
+        async with asyncio.timeout(self._timeout):
+            return await result
+
+    async def _decide(self, method: Method, *args: Any) -> Any:
+        try:
+            return await self._call(method, *args)
+        except MqttError:
+            raise
+        except Exception as error:
+            _failed(method)
+            raise ImplementationSpecificError(f"hook {method.hook} failed in {method.event}") from error
+
+    async def _tell(self, methods: tuple[Method, ...], *args: Any) -> None:
+        for method in methods:
+            try:
+                await self._call(method, *args)
+            except Exception:
+                _failed(method)
+
+
+def _failed(method: Method) -> None:
+    log.exception("hook %s failed in %s", method.hook, method.event)
+
+
+def _expect(kind: type[T], method: Method, value: Any) -> T:
+    """A hook that forgets to return its value must not become an empty message."""
+    if isinstance(value, kind):
+        return value
+    log.error("hook %s: %s returned %r, not a %s", method.hook, method.event, value, kind.__name__)
+    raise ImplementationSpecificError(f"hook {method.hook} returned no {kind.__name__}")
+
+
+async def _maybe_await(result: Any) -> None:
+    if inspect.isawaitable(result):
+        await result

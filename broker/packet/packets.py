@@ -1,0 +1,207 @@
+"""One slotted dataclass per packet type. They carry, they do not work.
+
+Fields that only MQTT 5.0 has keep their default in 3.1.1. `properties` maps the names of
+`properties.py` to values: repeatable ones (`user_property`, and `subscription_identifier` of a
+PUBLISH) to a list, all others to one value. Never change a mapping that was handed out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from broker.packet.enums import Version
+
+Properties = Mapping[str, Any]
+
+
+class _NoProperties(dict[str, Any]):
+    """The empty mapping all packets share: it stays empty, and can be a default for it has a hash."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return 0
+
+    def __setitem__(self, name: str, value: Any) -> NoReturn:
+        raise TypeError("NO_PROPERTIES stays empty")
+
+
+NO_PROPERTIES: Properties = _NoProperties()
+
+
+@dataclass(slots=True)
+class Will:
+    """The Will Message as CONNECT carries it [MQTT5 3.1.2.5]."""
+
+    topic_name: str
+    payload: bytes
+    qos: int = 0
+    retain: bool = False
+    properties: Properties = NO_PROPERTIES
+
+
+@dataclass(slots=True)
+class Connect:
+    """CONNECT [MQTT5 3.1]. *bridge* is bit 0x80 of a 3.x Protocol Level."""
+
+    client_id: str = ""
+    version: Version = Version.MQTT_5
+    clean_start: bool = True
+    keep_alive: int = 0
+    user_name: str | None = None
+    password: bytes | None = None
+    will: Will | None = None
+    properties: Properties = NO_PROPERTIES
+    bridge: bool = False
+
+
+@dataclass(slots=True)
+class Connack:
+    """CONNACK [MQTT5 3.2]. *reason_code* is the Return Code 0..5 in 3.x, a Reason Code in 5.0."""
+
+    session_present: bool = False
+    reason_code: int = 0
+    properties: Properties = NO_PROPERTIES
+
+
+@dataclass(slots=True)
+class Publish:
+    """PUBLISH [MQTT5 3.3]. An empty *topic_name* stands for a Topic Alias. *packet_id* is 0 at QoS 0."""
+
+    topic_name: str
+    payload: bytes = b""
+    qos: int = 0
+    retain: bool = False
+    dup: bool = False
+    packet_id: int = 0
+    properties: Properties = NO_PROPERTIES
+
+
+@dataclass(slots=True)
+class Puback:
+    """PUBACK [MQTT5 3.4]."""
+
+    packet_id: int
+    reason_code: int = 0
+    properties: Properties = NO_PROPERTIES
+
+
+@dataclass(slots=True)
+class Pubrec:
+    """PUBREC [MQTT5 3.5]."""
+
+    packet_id: int
+    reason_code: int = 0
+    properties: Properties = NO_PROPERTIES
+
+
+@dataclass(slots=True)
+class Pubrel:
+    """PUBREL [MQTT5 3.6]."""
+
+    packet_id: int
+    reason_code: int = 0
+    properties: Properties = NO_PROPERTIES
+
+
+@dataclass(slots=True)
+class Pubcomp:
+    """PUBCOMP [MQTT5 3.7]."""
+
+    packet_id: int
+    reason_code: int = 0
+    properties: Properties = NO_PROPERTIES
+
+
+@dataclass(slots=True)
+class SubscribeRequest:
+    """One Topic Filter with its Subscription Options [MQTT5 3.8.3.1]."""
+
+    topic_filter: str
+    qos: int = 0
+    no_local: bool = False
+    retain_as_published: bool = False
+    retain_handling: int = 0
+
+
+@dataclass(slots=True)
+class Subscribe:
+    """SUBSCRIBE [MQTT5 3.8]."""
+
+    packet_id: int
+    requests: list[SubscribeRequest]
+    properties: Properties = NO_PROPERTIES
+
+
+@dataclass(slots=True)
+class Suback:
+    """SUBACK [MQTT5 3.9], one Reason Code per filter, in order."""
+
+    packet_id: int
+    reason_codes: list[int]
+    properties: Properties = NO_PROPERTIES
+
+
+@dataclass(slots=True)
+class Unsubscribe:
+    """UNSUBSCRIBE [MQTT5 3.10]."""
+
+    packet_id: int
+    topic_filters: list[str]
+    properties: Properties = NO_PROPERTIES
+
+
+@dataclass(slots=True)
+class Unsuback:
+    """UNSUBACK [MQTT5 3.11]; 3.x has no *reason_codes* on the wire."""
+
+    packet_id: int
+    reason_codes: list[int]
+    properties: Properties = NO_PROPERTIES
+
+
+@dataclass(slots=True)
+class Pingreq:
+    """PINGREQ [MQTT5 3.12]."""
+
+
+@dataclass(slots=True)
+class Pingresp:
+    """PINGRESP [MQTT5 3.13]."""
+
+
+@dataclass(slots=True)
+class Disconnect:
+    """DISCONNECT [MQTT5 3.14]."""
+
+    reason_code: int = 0
+    properties: Properties = NO_PROPERTIES
+
+
+@dataclass(slots=True)
+class Auth:
+    """AUTH [MQTT5 3.15]."""
+
+    reason_code: int = 0
+    properties: Properties = NO_PROPERTIES
+
+
+Packet = (
+    Connect
+    | Connack
+    | Publish
+    | Puback
+    | Pubrec
+    | Pubrel
+    | Pubcomp
+    | Subscribe
+    | Suback
+    | Unsubscribe
+    | Unsuback
+    | Pingreq
+    | Pingresp
+    | Disconnect
+    | Auth
+)

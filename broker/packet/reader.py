@@ -1,0 +1,137 @@
+"""PacketReader: any chunks in, whole packets out [MQTT5 2.1]."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from broker.errors import MalformedPacket, MqttError, PacketTooLarge, ProtocolError
+from broker.packet.codec import decode_body, read_publish
+from broker.packet.connect import read_protocol
+from broker.packet.dialect import MQTT_5, Dialect
+from broker.packet.enums import PacketType, Version
+from broker.packet.packets import Packet
+from broker.packet.wire import TopicNames
+
+__all__ = ["MAXIMUM_PACKET_SIZE", "PacketReader", "TopicNames"]
+
+MAXIMUM_PACKET_SIZE = 268_435_460  # bytes, the protocol's own limit: five of header and the longest body
+_PROTOCOL_BYTES = 9  # the longest protocol name with its level
+
+
+class PacketReader:
+    """Turns the bytes of one peer into packets; owns what is left of an unfinished one.
+
+    `feed` never raises. The first breach is kept in `error`, and after it nothing is read any more.
+    Holds at most *maximum_packet_size* bytes plus one chunk. Not for two threads at once.
+    """
+
+    __slots__ = ("_dialect", "_held", "_needed", "_version", "error", "maximum_packet_size")
+
+    def __init__(
+        self,
+        maximum_packet_size: int = MAXIMUM_PACKET_SIZE,
+        strict: bool = True,
+        names: TopicNames | None = None,
+        from_client: bool = True,
+    ) -> None:
+        """*names* should be one for a whole broker. A reader of a server's packets starts with 5.0."""
+        names = TopicNames(strict) if names is None else names
+        self.maximum_packet_size = maximum_packet_size
+        self.error: MqttError | None = None
+        self._dialect = Dialect(MQTT_5, strict, from_client, names)
+        self._version: Version | None = None if from_client else MQTT_5
+        self._held = bytearray()
+        self._needed = 0  # bytes until the held packet is whole, 0 while its length is not known
+
+    @property
+    def version(self) -> Version | None:
+        """What the peer speaks: None until Protocol Name and Level of its CONNECT were read."""
+        return self._version
+
+    @version.setter
+    def version(self, version: Version) -> None:
+        old = self._dialect
+        self._dialect = Dialect(version, old.strict, old.from_client, old.names)
+        self._version = version
+
+    @property
+    def partial(self) -> bool:
+        """Whether an unfinished packet is held."""
+        return bool(self._held)
+
+    def feed(self, data: bytes) -> list[Packet]:
+        """The packets that *data* completes, in order; [] after a breach. Cost: linear in all bytes fed."""
+        if self.error is not None:
+            return []
+        if self._held:
+            self._held += data
+            if len(self._held) < self._needed:
+                return []
+            data = bytes(self._held)
+            self._held.clear()
+        packets: list[Packet] = []
+        try:
+            self._read(data, packets)
+        except MqttError as error:
+            self.error = error
+            self._held.clear()
+        return packets
+
+    def _read(self, data: bytes, packets: list[Packet]) -> None:
+        """Append the whole packets of *data* and hold the rest.
+
+        A hot path [benchmarks/codec.py]: PUBLISH is read in place, all others from a copy of their body.
+        """
+        at, size, limit = 0, len(data), self.maximum_packet_size
+        self._needed = 0
+        if self._version is None and size and data[0] >> 4 != PacketType.CONNECT:
+            raise ProtocolError("first packet is not CONNECT")
+        while at + 1 < size:
+            first, length, start = data[at], data[at + 1], at + 2
+            if length > 0x7F:
+                length, start = _read_length(data, at + 1)
+                if length < 0:
+                    break
+            end = start + length
+            if end - at > limit:
+                self._refuse_size(data[start : start + _PROTOCOL_BYTES])
+            if end > size:
+                self._needed = end - at
+                break
+            if first & 0xF0 == 0x30:
+                packets.append(read_publish(first, data, start, end, self._dialect))
+            elif first & 0xF0 == 0x10:
+                packets.append(self._read_connect(first, data[start:end]))
+            else:
+                packets.append(decode_body(first >> 4, first & 0x0F, data[start:end], self._dialect))
+            at = end
+        if at < size:
+            self._held += data[at:]
+
+    def _read_connect(self, first: int, body: bytes) -> Packet:
+        if self._dialect.from_client:
+            if self._version is not None:
+                raise ProtocolError("second CONNECT")
+            self.version = read_protocol(body)[0]
+        return decode_body(PacketType.CONNECT, first & 0x0F, body, self._dialect)
+
+    def _refuse_size(self, beginning: bytes) -> None:
+        """Too large; a CONNECT's version is read all the same: with 5.0 a CONNACK can say why."""
+        if self._version is None:
+            with suppress(MqttError):
+                self.version = read_protocol(beginning)[0]
+        raise PacketTooLarge(f"packet is larger than {self.maximum_packet_size} bytes")
+
+
+def _read_length(data: bytes, at: int) -> tuple[int, int]:
+    """Remaining Length and the offset after it [MQTT5 2.1.4]; a length of -1 stands for "not all here"."""
+    length = 0
+    for index, byte in enumerate(data[at : at + 4]):
+        length |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            if byte == 0:
+                raise MalformedPacket("remaining length is longer than needed")
+            return length, at + index + 1
+    if len(data) >= at + 4:
+        raise MalformedPacket("remaining length of more than four bytes")
+    return -1, at

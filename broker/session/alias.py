@@ -1,0 +1,66 @@
+"""Topic Aliases, both ways [MQTT5 3.3.2.3.4]. They belong to one connection and are never stored."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from broker.errors import ProtocolError, TopicAliasInvalid
+from broker.packet.packets import Publish
+
+
+class InboundAliases:
+    """What the client has defined: alias -> Topic Name, at most *maximum* of them."""
+
+    __slots__ = ("_maximum", "_names")
+
+    def __init__(self, maximum: int) -> None:
+        self._maximum = maximum
+        self._names: dict[int, str] = {}
+
+    def resolve(self, packet: Publish) -> str:
+        """The Topic Name of *packet*; a mapping it carries is set even if it is refused later.
+
+        Raises TopicAliasInvalid out of range, ProtocolError for an alias that was never set.
+        """
+        alias = packet.properties.get("topic_alias")
+        if alias is None:
+            return packet.topic_name
+        if not 1 <= alias <= self._maximum:
+            raise TopicAliasInvalid(f"topic alias {alias} is not in 1..{self._maximum}")
+        if packet.topic_name:
+            self._names[alias] = packet.topic_name
+            return packet.topic_name
+        name = self._names.get(alias)
+        if name is None:
+            raise ProtocolError(f"topic alias {alias} has no mapping on this connection")
+        return name
+
+
+class OutboundAliases:
+    """What we define toward a client that allows *maximum*; the least recently used one is re-mapped.
+
+    `find` proposes and `commit` defines, so that a packet that is not sent after all leaves no
+    definition behind that the client never saw.
+    """
+
+    __slots__ = ("_aliases", "_maximum")
+
+    def __init__(self, maximum: int) -> None:
+        self._maximum = maximum
+        self._aliases: OrderedDict[str, int] = OrderedDict()
+
+    def find(self, topic_name: str) -> tuple[int, bool]:
+        """The alias for *topic_name*, and whether the topic itself must be sent with it."""
+        alias = self._aliases.get(topic_name)
+        if alias is not None:
+            return alias, False
+        if len(self._aliases) < self._maximum:
+            return len(self._aliases) + 1, True
+        return next(iter(self._aliases.values())), True
+
+    def commit(self, topic_name: str, alias: int) -> None:
+        """The packet with *alias* is written."""
+        if topic_name not in self._aliases and len(self._aliases) >= self._maximum:
+            self._aliases.popitem(last=False)
+        self._aliases[topic_name] = alias
+        self._aliases.move_to_end(topic_name)

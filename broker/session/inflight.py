@@ -1,0 +1,127 @@
+"""Packet identifiers, Receive Maximum, and the QoS 1 and 2 tables of one session."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import IntEnum
+
+from broker.errors import ProtocolError
+from broker.packet.enums import PacketType
+from broker.packet.message import Message
+
+
+class State(IntEnum):
+    """What an outbound message waits for."""
+
+    QUEUED = 0
+    WAIT_PUBACK = 1
+    WAIT_PUBREC = 2
+    WAIT_PUBCOMP = 3
+    DONE = 4
+
+
+# Every legal step; all else is a ProtocolError. A PUBACK or PUBREC of 0x80 or more ends it at once.
+NEXT = {
+    (State.WAIT_PUBACK, PacketType.PUBACK): State.DONE,  # QoS 1 [4.3.2]
+    (State.WAIT_PUBREC, PacketType.PUBREC): State.WAIT_PUBCOMP,  # QoS 2 [4.3.3]: we answer PUBREL
+    (State.WAIT_PUBCOMP, PacketType.PUBREC): State.WAIT_PUBCOMP,  # PUBREC again: PUBREL again
+    (State.WAIT_PUBCOMP, PacketType.PUBCOMP): State.DONE,
+}
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """One QoS 1 or 2 message on its way to one session.
+
+    *share* is the full filter of the shared subscription that chose this session, or empty.
+    *counted* says that it holds a slot of the current connection's Receive Maximum.
+    """
+
+    message: Message
+    qos: int
+    retain: bool
+    identifiers: tuple[int, ...] = ()
+    share: str = ""
+    packet_id: int = 0
+    state: State = State.QUEUED
+    counted: bool = False
+
+
+class Inflight:
+    """Outbound messages that were sent and not completed, by Packet Identifier.
+
+    The table keeps the order of the first sending and outlives connections; `window` and `used`
+    belong to the current connection [MQTT5 4.9]. Inbound QoS 2 messages are in `held` from
+    PUBLISH to PUBREL.
+    """
+
+    __slots__ = ("_last", "entries", "held", "resend", "used", "window")
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Delivery] = {}
+        self.held: dict[int, Message] = {}
+        self.resend: deque[Delivery] = deque()  # of an earlier connection, not sent on this one yet
+        self.window = 0
+        self.used = 0
+        self._last = 0
+
+    def open(self, window: int) -> None:
+        """A new connection: its quota starts afresh, and all that is unfinished is to be sent again."""
+        self.window = window
+        self.used = 0
+        for delivery in self.entries.values():
+            delivery.counted = False
+        self.resend = deque(self.entries.values())
+
+    def close(self) -> None:
+        """The connection is gone."""
+        self.window = 0
+        self.resend.clear()
+
+    @property
+    def room(self) -> bool:
+        """Whether one more PUBLISH may be sent now."""
+        return self.used < self.window
+
+    def start(self, delivery: Delivery) -> None:
+        """Give *delivery* an unused Packet Identifier and a slot. Needs `room`."""
+        entries = self.entries
+        packet_id = self._last % 65535 + 1
+        while packet_id in entries:
+            packet_id = packet_id % 65535 + 1
+        self._last = delivery.packet_id = packet_id
+        delivery.state = State.WAIT_PUBACK if delivery.qos == 1 else State.WAIT_PUBREC
+        entries[packet_id] = delivery
+        self.count(delivery)
+
+    def count(self, delivery: Delivery) -> None:
+        """Take a slot for a PUBLISH that is sent now."""
+        delivery.counted = True
+        self.used += 1
+
+    def acknowledge(self, packet_id: int, packet: PacketType, reason_code: int) -> Delivery | None:
+        """Step the table on; None when nobody waits for this identifier.
+
+        Raises ProtocolError when the acknowledgement does not fit the state. Afterwards
+        `delivery.state` tells what is due: DONE, or WAIT_PUBCOMP for a PUBREL.
+        """
+        delivery = self.entries.get(packet_id)
+        if delivery is None:
+            return None
+        following = NEXT.get((delivery.state, packet))
+        if following is None:
+            raise ProtocolError(f"{packet.name} for identifier {packet_id}, which is {delivery.state.name}")
+        if following is State.DONE or (reason_code >= 0x80 and delivery.state is not State.WAIT_PUBCOMP):
+            self.finish(delivery)
+        else:
+            delivery.state = following
+        return delivery
+
+    def finish(self, delivery: Delivery) -> None:
+        """Free the identifier and the slot of *delivery*."""
+        del self.entries[delivery.packet_id]
+        delivery.state = State.DONE
+        if delivery.counted:
+            delivery.counted = False
+            self.used -= 1

@@ -1,0 +1,115 @@
+"""SessionManager: every session of the broker, by ClientID, and their deadlines."""
+
+from __future__ import annotations
+
+import heapq
+import secrets
+import string
+from collections.abc import Callable, Collection, Iterator
+
+from broker.session.session import Session, Terms
+from broker.session.will import NEVER
+
+ALPHABET = string.digits + string.ascii_letters
+
+
+class Deadlines:
+    """Sessions by the time at which something about them is due.
+
+    An entry is only a reminder: *when* of the session itself decides, so moving a deadline needs no
+    search. Reminders that were overtaken are skipped, and swept out before they outnumber the rest.
+    """
+
+    def __init__(self, when: Callable[[Session], float]) -> None:
+        self._when = when
+        self._heap: list[tuple[float, int, Session]] = []
+        self._noted = 0
+
+    def note(self, session: Session, sessions: Collection[Session]) -> None:
+        """The deadline of *session* was set; *sessions* are all that exist."""
+        when = self._when(session)
+        if when != NEVER:
+            self._noted += 1
+            heapq.heappush(self._heap, (when, self._noted, session))
+        if len(self._heap) > 2 * len(sessions) + 1000:
+            self._heap = [(self._when(s), n, s) for n, s in enumerate(sessions) if self._when(s) != NEVER]
+            heapq.heapify(self._heap)
+
+    def pop_due(self, now: float) -> list[Session]:
+        """The sessions that are due. Costs only what is due, not what exists."""
+        found = []
+        while self._heap and self._heap[0][0] <= now:
+            session = heapq.heappop(self._heap)[2]
+            if self._when(session) <= now:
+                found.append(session)
+        return found
+
+
+class SessionManager:
+    """All sessions. Deadlines wait in a heap, so that a look at them costs only what is due."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self._sessions: dict[str, Session] = {}
+        self._ends = Deadlines(lambda session: session.ends_at)
+        self._wills = Deadlines(lambda session: session.will_due)
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(tuple(self._sessions.values()))
+
+    def get(self, client_id: str) -> Session | None:
+        """The session of *client_id*, if there is one."""
+        return self._sessions.get(client_id)
+
+    def get_or_create(self, client_id: str) -> tuple[Session, bool]:
+        """The session of *client_id*, and whether it was there before."""
+        session = self._sessions.get(client_id)
+        if session is not None:
+            return session, True
+        return self.create(client_id), False
+
+    def create(self, client_id: str) -> Session:
+        """A new, empty session in the place of whatever was there."""
+        session = self._sessions[client_id] = Session(client_id, self.terms)
+        return session
+
+    def delete(self, session: Session) -> bool:
+        """Forget *session*, still full; False when it was gone or replaced already."""
+        if self._sessions.get(session.client_id) is not session:
+            return False
+        del self._sessions[session.client_id]
+        return True
+
+    def new_client_id(self) -> str:
+        """An unused ClientID of 23 characters with 130 random bits [MQTT5 3.1.3.1]."""
+        while True:
+            client_id = "a" + "".join(secrets.choice(ALPHABET) for _ in range(22))
+            if client_id not in self._sessions:
+                return client_id
+
+    def note_deadlines(self, session: Session) -> None:
+        """To be called after `ends_at` or `will_due` of *session* was set."""
+        self._ends.note(session, self._sessions.values())
+        self._wills.note(session, self._sessions.values())
+
+    def due_wills(self, now: float) -> list[Session]:
+        """The sessions whose will is due; each is returned once."""
+        found = [session for session in self._wills.pop_due(now) if session.will is not None]
+        for session in found:
+            session.will_due = NEVER
+        return found
+
+    def clean_expired(self, now: float) -> list[Session]:
+        """Forget the sessions whose life is over [MQTT-4.1.0-2]; each is returned once, still full.
+
+        What they hold is the caller's: the will to publish, shared messages to hand on, `clear()`.
+        """
+        ended = []
+        for session in self._ends.pop_due(now):
+            if self._sessions.get(session.client_id) is session:
+                del self._sessions[session.client_id]
+                ended.append(session)
+        return ended

@@ -1,0 +1,345 @@
+"""Session: what the broker knows of a client, across its connections."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from broker.packet.enums import PacketType
+from broker.packet.message import Message
+from broker.packet.packets import Pubrel
+from broker.session.inflight import Delivery, Inflight, State
+from broker.session.will import NEVER, PendingWill
+from broker.store.budget import ByteBudget
+from broker.topic.shared import Turn
+from broker.topic.subscription import Subscription
+
+FOR_EVER = 0xFFFFFFFF  # the Session Expiry Interval that never ends [MQTT5 3.1.2.11.2]
+
+
+class Link(Protocol):
+    """What a session needs of the client that is connected to it."""
+
+    def publish(
+        self,
+        message: Message,
+        qos: int,
+        retain: bool,
+        identifiers: tuple[int, ...],
+        packet_id: int = 0,
+        dup: bool = False,
+    ) -> bool:
+        """Queue a PUBLISH; False: dropped and counted, for this client only."""
+
+    def send(self, packet: Pubrel) -> None:
+        """Queue a control packet; never dropped."""
+
+    def fits(self, message: Message) -> bool:
+        """Whether the client's Maximum Packet Size allows *message*, by a close estimate."""
+
+    @property
+    def full(self) -> bool:
+        """Its socket takes no more: QoS 1 and 2 had better wait in the session."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Terms:
+    """What all sessions of one broker share."""
+
+    clock: Callable[[], float]
+    budget: ByteBudget
+    dropped: Callable[[str, Message | None, str], None]  # client_id, message, reason
+    maximum_queued_messages: int = 1000
+    maximum_queued_bytes: int = 1 << 26
+    queue_full: str = "drop_newest"
+    queue_qos_0: bool = False
+
+
+class Session:
+    """The state of one ClientID [MQTT5 4.1]: subscriptions, queue, in-flight messages both ways, will.
+
+    A Subscriber: `deliver` is a plain call from the router. `epoch` counts connections; a
+    connection that finds another epoch than its own is not the owner any more. `ends_at` and
+    `will_due` are deadlines on the clock, NEVER while they do not run.
+    """
+
+    __slots__ = (
+        "client_id",
+        "disconnect_slow",
+        "ends_at",
+        "epoch",
+        "expiry_interval",
+        "inflight",
+        "info",
+        "link",
+        "queue",
+        "queued_bytes",
+        "subscriptions",
+        "terms",
+        "user_name",
+        "will",
+        "will_due",
+    )
+
+    def __init__(self, client_id: str, terms: Terms) -> None:
+        self.client_id = client_id
+        self.terms = terms
+        self.subscriptions: dict[str, Subscription] = {}  # by full Topic Filter
+        self.inflight = Inflight()
+        self.queue: deque[Delivery] = deque()
+        self.queued_bytes = 0
+        self.expiry_interval = 0  # seconds
+        self.ends_at = NEVER
+        self.will: PendingWill | None = None
+        self.will_due = NEVER
+        self.link: Link | None = None
+        self.info: object = None  # ClientInfo of the latest connection, for the will's authorization
+        self.user_name: str | None = None
+        self.epoch = 0
+        self.disconnect_slow = False  # the queue is full and the setting says to disconnect
+
+    @property
+    def connected(self) -> bool:
+        return self.link is not None
+
+    # ---- connections
+
+    def attach(self, link: Link, window: int) -> int:
+        """A connection takes the session over; its epoch. Nothing is sent before `pump`."""
+        self.epoch += 1
+        self.link = link
+        self.ends_at = self.will_due = NEVER
+        self.inflight.open(window)
+        return self.epoch
+
+    def detach(self, epoch: int) -> bool:
+        """The connection of *epoch* is gone; False when another one owns the session by now."""
+        if epoch != self.epoch or self.link is None:
+            return False
+        self.link = None
+        self.inflight.close()
+        return True
+
+    # ---- delivery
+
+    def deliver(self, message: Message, subscription: Subscription) -> None:
+        """Send *message* or keep it for later [MQTT5 4.5]. Never waits."""
+        qos = message.qos if message.qos < subscription.qos else subscription.qos
+        retain = message.retain and subscription.retain_as_published
+        link = self.link
+        if qos == 0:
+            if link is not None:
+                link.publish(message, 0, retain, subscription.identifiers)
+                return
+            if not self.terms.queue_qos_0:
+                return
+        share = subscription.topic_filter if subscription.share_name else ""
+        self.keep(Delivery(message, qos, retain, subscription.identifiers, share))
+
+    def deliver_retained(self, message: Message, qos: int, identifiers: tuple[int, ...]) -> None:
+        """A retained message because of a SUBSCRIBE: RETAIN is 1 [MQTT5 3.3.1.3]."""
+        qos = min(qos, message.qos)
+        if qos == 0 and self.link is not None:
+            self.link.publish(message, 0, True, identifiers)
+        elif qos > 0:
+            self.keep(Delivery(message, qos, True, identifiers))
+
+    def keep(self, delivery: Delivery) -> None:
+        """Send *delivery* at once if its turn has come, else queue it."""
+        if not self.terms.budget.take(delivery.message.size):
+            self.terms.dropped(self.client_id, delivery.message, "memory")
+        elif self.ready and not self.queue and not self.inflight.resend:
+            self._start(delivery)
+        else:
+            self._enqueue(delivery)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a QoS 1 or 2 message could be sent in this moment."""
+        link = self.link
+        return link is not None and self.inflight.used < self.inflight.window and not link.full
+
+    def _start(self, delivery: Delivery) -> None:
+        link = self.link
+        assert link is not None
+        message = delivery.message
+        if delivery.qos == 0:  # queued while offline
+            self._release(delivery)
+            link.publish(message, 0, delivery.retain, delivery.identifiers)
+            return
+        self.inflight.start(delivery)
+        sent = link.publish(message, delivery.qos, delivery.retain, delivery.identifiers, delivery.packet_id)
+        if not sent:  # too large for this client: counts as completely sent [MQTT-3.1.2-25]
+            self.inflight.finish(delivery)
+            self._release(delivery)
+
+    def _enqueue(self, delivery: Delivery) -> None:
+        message, terms = delivery.message, self.terms
+        if message.expires_at is not None and message.expires_at <= terms.clock():
+            self._drop(delivery, "expired")
+            return
+        if self._is_full(message.size) and not self._make_room(delivery):
+            return
+        self.queue.append(delivery)
+        self.queued_bytes += message.size
+
+    def _is_full(self, size: int) -> bool:
+        terms = self.terms
+        return (
+            len(self.queue) >= terms.maximum_queued_messages
+            or self.queued_bytes + size > terms.maximum_queued_bytes
+        )
+
+    def _make_room(self, delivery: Delivery) -> bool:
+        """The queue is full: whether *delivery* may still go in. QoS 0 goes first, then by setting."""
+        policy = self.terms.queue_full
+        size = delivery.message.size
+        self._drop_queued_qos_0(size)
+        if policy == "drop_oldest" and size <= self.terms.maximum_queued_bytes:
+            while self.queue and self._is_full(size):
+                self._drop(self._take_next(), "queue_full")
+        if not self._is_full(size):
+            return True
+        self.disconnect_slow = policy == "disconnect"
+        self._drop(delivery, "queue_full")
+        return False
+
+    def _drop_queued_qos_0(self, size: int) -> None:
+        if not self.terms.queue_qos_0:
+            return
+        for queued in [queued for queued in self.queue if queued.qos == 0]:
+            if not self._is_full(size):
+                return
+            self.queue.remove(queued)
+            self.queued_bytes -= queued.message.size
+            self._drop(queued, "queue_full")
+
+    def _take_next(self) -> Delivery:
+        delivery = self.queue.popleft()
+        self.queued_bytes -= delivery.message.size
+        return delivery
+
+    def _drop(self, delivery: Delivery, reason: str) -> None:
+        self._release(delivery)
+        self.terms.dropped(self.client_id, delivery.message, reason)
+
+    def _release(self, delivery: Delivery) -> None:
+        self.terms.budget.give(delivery.message.size)
+
+    def pump(self) -> None:
+        """Send what may be sent now: first what an earlier connection left, in order, then the queue."""
+        while self.inflight.resend and self._resend_next():
+            pass
+        while self.queue and not self.inflight.resend and self.ready:
+            delivery = self._take_next()
+            expires_at = delivery.message.expires_at
+            if expires_at is not None and expires_at <= self.terms.clock():
+                self._drop(delivery, "expired")
+            else:
+                self._start(delivery)
+
+    def _resend_next(self) -> bool:
+        """Send the first unfinished delivery again [MQTT5 4.4]; False when it must wait."""
+        inflight, link = self.inflight, self.link
+        delivery = inflight.resend[0]
+        if delivery.state is State.DONE:
+            inflight.resend.popleft()
+            return True
+        if link is None or link.full:
+            return False
+        if delivery.state is State.WAIT_PUBCOMP:
+            inflight.resend.popleft()
+            link.send(Pubrel(delivery.packet_id))
+            return True
+        if not inflight.room:
+            return False
+        inflight.resend.popleft()
+        inflight.count(delivery)
+        if not link.publish(
+            delivery.message, delivery.qos, delivery.retain, delivery.identifiers, delivery.packet_id, True
+        ):
+            inflight.finish(delivery)
+            self._release(delivery)
+        return True
+
+    # ---- acknowledgements of what we sent
+
+    def acknowledge(self, packet_id: int, packet: PacketType, reason_code: int) -> Delivery | None:
+        """PUBACK, PUBREC or PUBCOMP from the client. See Inflight.acknowledge."""
+        delivery = self.inflight.acknowledge(packet_id, packet, reason_code)
+        if delivery is not None and delivery.state is State.DONE:
+            self._release(delivery)
+            if self.queue or self.inflight.resend:
+                self.pump()
+        return delivery
+
+    # ---- QoS 2 of the client: held from PUBLISH to PUBREL
+
+    def hold(self, packet_id: int, message: Message) -> bool:
+        """Own *message* until its PUBREL; False when the byte budget is spent."""
+        if not self.terms.budget.take(message.size):
+            return False
+        self.inflight.held[packet_id] = message
+        return True
+
+    def let_go(self, packet_id: int) -> Message | None:
+        """The message that *packet_id* held, which is held no longer."""
+        message = self.inflight.held.pop(packet_id, None)
+        if message is not None:
+            self.terms.budget.give(message.size)
+        return message
+
+    # ---- shared subscriptions
+
+    def turn(self, message: Message, subscription: Subscription) -> int:
+        """How well this member of a group could take *message* now: a `shared.Turn` [MQTT5 4.8.2]."""
+        qos = min(message.qos, subscription.qos)
+        if self.link is not None:
+            if not self.link.fits(message):
+                return Turn.REFUSES
+            return Turn.READY if qos == 0 or (self.ready and not self.queue) else Turn.FULL
+        return Turn.OFFLINE if qos > 0 and not self._is_full(message.size) else Turn.REFUSES
+
+    def take_shared(self, share: str = "") -> list[Delivery]:
+        """Remove the queued, never sent deliveries of shared subscriptions: of *share*, or of all."""
+        taken = [d for d in self.queue if d.share and (not share or d.share == share)]
+        if taken:
+            gone = set(map(id, taken))
+            self.queue = deque(d for d in self.queue if id(d) not in gone)
+        for delivery in taken:
+            self.queued_bytes -= delivery.message.size
+            self._release(delivery)
+        return taken
+
+    def take_unacknowledged(self) -> list[Delivery]:
+        """Remove the QoS 1 deliveries of shared subscriptions that were sent and not acknowledged."""
+        entries = self.inflight.entries.values()
+        taken = [d for d in entries if d.share and d.state is State.WAIT_PUBACK]
+        for delivery in taken:
+            self.inflight.finish(delivery)
+            self._release(delivery)
+        return taken
+
+    # ---- the end
+
+    def clear(self) -> None:
+        """Give back all that is held for this session."""
+        for delivery in (*self.queue, *self.inflight.entries.values()):
+            self._release(delivery)
+        for message in self.inflight.held.values():
+            self.terms.budget.give(message.size)
+        self.queue.clear()
+        self.queued_bytes = 0
+        self.inflight = Inflight()
+
+    def ends_after(self, now: float) -> float:
+        """The deadline of a session whose connection closes *now*."""
+        return NEVER if self.expiry_interval == FOR_EVER else now + self.expiry_interval
+
+
+def remaining(expires_at: float, now: float) -> int:
+    """Seconds of a Message Expiry Interval that are left, rounded up, never below 0 [MQTT5 3.3.2.3.3]."""
+    return max(0, math.ceil(expires_at - now))

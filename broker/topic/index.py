@@ -1,0 +1,171 @@
+"""TopicIndex: values by Topic Name, found by Topic Filter without looking at all of them."""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView, Iterator
+from typing import Generic, TypeVar
+
+from broker.topic.match import match
+from broker.topic.name import has_wildcard
+
+V = TypeVar("V")
+D = TypeVar("D")
+
+# Names that share their first levels. Few of them are just a bunch; more are told apart by their next level,
+# with None for the name that has none. So memory grows with the names and not with their levels, and a name
+# of 65,536 levels costs no more than its bytes.
+_Node = tuple[str, ...] | dict[str | None, "_Node"]
+
+BUNCH = 16
+
+
+class TopicIndex(Generic[V]):
+    """Values by Topic Name. One event loop owns it: no lock.
+
+    It may change while a `find` is under way, see there.
+    """
+
+    __slots__ = ("_root", "_values")
+
+    def __init__(self) -> None:
+        self._values: dict[str, V] = {}
+        self._root: _Node = ()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, topic_name: object) -> bool:
+        return topic_name in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def items(self) -> ItemsView[str, V]:
+        """All, in the order first set. As with a dictionary, not to be walked across a change."""
+        return self._values.items()
+
+    def get(self, topic_name: str, default: D | None = None) -> V | D | None:
+        return self._values.get(topic_name, default)
+
+    def set(self, topic_name: str, value: V) -> None:
+        """Store *value*, instead of the one that is there. Cost of a new name: the levels walked, at most."""
+        if topic_name not in self._values:
+            self._add(topic_name)
+        self._values[topic_name] = value
+
+    def pop(self, topic_name: str, default: D | None = None) -> V | D | None:
+        """Remove and return a value, or return *default*."""
+        if topic_name not in self._values:
+            return default
+        self._discard(topic_name)
+        return self._values.pop(topic_name)
+
+    def find(self, topic_filter: str) -> Iterator[tuple[str, V]]:
+        """The names that *topic_filter* matches, without a share prefix, each with its value at that moment.
+
+        Lazy, and the index may change between two steps. A name that is there from the first step to the
+        last comes exactly once, a removed one comes no more, one that is added meanwhile may come. The
+        order is the same each time while nothing changes. A step takes as long as the next match is
+        away: `slices` bounds it.
+        """
+        values = self._values
+        for topic_name in self._names(topic_filter):
+            if topic_name is not None and topic_name in values:
+                yield topic_name, values[topic_name]
+
+    def slices(self, topic_filter: str, size: int = 256) -> Iterator[list[tuple[str, V]]]:
+        """As `find`, in lists of what was seen in about *size* steps; a list may be empty."""
+        values = self._values
+        found: list[tuple[str, V]] = []
+        for count, topic_name in enumerate(self._names(topic_filter), 1):
+            if topic_name is not None and topic_name in values:
+                found.append((topic_name, values[topic_name]))
+            if count % size == 0:
+                yield found
+                found = []
+        yield found
+
+    def _names(self, topic_filter: str) -> Iterator[str | None]:
+        """The names that match, some perhaps gone already; None for a step that found none."""
+        if not has_wildcard(topic_filter):
+            yield topic_filter
+            return
+        levels = topic_filter.split("/")
+        stack: list[tuple[_Node, int]] = [(self._root, 0)]  # a node, and the levels passed on the way to it
+        while stack:
+            node, depth = stack.pop()
+            wanted = _wanted(levels, depth)
+            if isinstance(node, dict):
+                yield None
+                stack.extend((child, depth + 1) for child in _below(node, depth, wanted))
+            elif wanted == "#" and depth > 0:
+                yield from node
+            else:
+                for topic_name in node:
+                    yield topic_name if match(topic_filter, topic_name) else None
+
+    def _add(self, topic_name: str) -> None:
+        parent: dict[str | None, _Node] | None = None
+        node, level, at = self._root, None, 0
+        while isinstance(node, dict):
+            parent = node
+            level, at = _level(topic_name, at)
+            node = parent.get(level, ())
+        node = (*node, topic_name)
+        grown: _Node = node if len(node) <= BUNCH else _tell_apart(node, at)
+        if parent is None:
+            self._root = grown
+        else:
+            parent[level] = grown
+
+    def _discard(self, topic_name: str) -> None:
+        path: list[tuple[dict[str | None, _Node], str | None]] = []
+        node, at = self._root, 0
+        while isinstance(node, dict):
+            level, at = _level(topic_name, at)
+            path.append((node, level))
+            node = node[level]
+        left: _Node = tuple(name for name in node if name != topic_name)
+        while path:
+            parent, level = path.pop()
+            if left:
+                parent[level] = left
+                return
+            del parent[level]
+            left = parent
+        self._root = left or ()
+
+
+def _level(topic_name: str, at: int) -> tuple[str | None, int]:
+    """The level that starts at offset *at*, or None after the last, and the offset of the next."""
+    if at > len(topic_name):
+        return None, at
+    end = topic_name.find("/", at)
+    if end < 0:
+        end = len(topic_name)
+    return topic_name[at:end], end + 1
+
+
+def _tell_apart(names: tuple[str, ...], at: int) -> _Node:
+    """*names*, equal up to offset *at*, by their next level. One level only: the next name goes deeper."""
+    apart: dict[str | None, _Node] = {}
+    for topic_name in names:
+        level, _ = _level(topic_name, at)
+        apart[level] = (*apart.get(level, ()), topic_name)
+    return apart
+
+
+def _wanted(levels: list[str], depth: int) -> str | None:
+    """The level of a filter that applies below *depth* others; None if names must end there."""
+    if depth < len(levels):
+        return levels[depth]
+    return "#" if levels[-1] == "#" else None
+
+
+def _below(node: dict[str | None, _Node], depth: int, wanted: str | None) -> list[_Node]:
+    """The children of *node* in which names can match, the first one last: they go on a stack."""
+    if wanted not in ("+", "#"):
+        return [node[wanted]] if wanted in node else []
+    if depth == 0:  # [MQTT-4.7.2-1]
+        return [child for level, child in reversed(node.items()) if not (level or "").startswith("$")]
+    return [child for level, child in reversed(node.items()) if level is not None or wanted == "#"]

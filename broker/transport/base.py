@@ -1,0 +1,95 @@
+"""The seam between bytes and protocols: Connection, Listener and what a peer is."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """Who is at the other end.
+
+    *address* is `host:port` (IPv6 in brackets), `unix:/path` or `memory`; *transport* is `tcp`,
+    `tls`, `ws`, `wss`, `unix` or `memory`; *local* tells a peer on this machine (loopback, Unix
+    socket, memory); *certificate* is `SSLSocket.getpeercert()` of a verified client certificate.
+    """
+
+    address: str
+    transport: str
+    local: bool = False
+    listener: str = ""
+    certificate: dict[str, Any] | None = None
+
+
+class Connection(Protocol):
+    """A byte stream both ways. Knows nothing of MQTT.
+
+    `read` is called by one coroutine only. `write` never waits and never raises: after an error
+    or `close` it drops the bytes, and `read` tells.
+    """
+
+    peer: Peer
+
+    async def read(self) -> bytes:
+        """The next bytes, at most 64 KiB; empty at the end of the stream or after `close`.
+
+        Raises ConnectionError when the network or the peer's framing failed.
+        """
+
+    def write(self, data: bytes) -> None:
+        """Take *data* for the peer. Costs one system call when nothing is pending."""
+
+    def pending(self) -> int:
+        """Bytes taken by `write` that the kernel has not accepted yet."""
+
+    async def drain(self) -> None:
+        """Wait until `pending()` is 0 or the connection is lost. Never raises but CancelledError."""
+
+    def close(self) -> None:
+        """End in order: what is pending leaves first, then the peer reads the end of the stream.
+
+        What still comes in is thrown away. Ends by itself within the connection's linger time
+        even if the peer never reads and never closes. Calling it again does nothing.
+        """
+
+    def abort(self) -> None:
+        """Drop everything and close at once."""
+
+    async def wait_closed(self) -> None:
+        """Wait until the connection is gone. Never raises but CancelledError."""
+
+
+Accept = Callable[[Connection], None]
+
+
+class Listener(Protocol):
+    """Something that makes Connections and hands each to the function given at construction."""
+
+    url: str  # after start() with the bound host and port
+    encrypted: bool
+    local: bool  # reachable from this machine only
+
+    async def start(self) -> None:
+        """Bind and accept. Raises OSError."""
+
+    async def stop(self) -> None:
+        """Accept nothing more. Connections that were handed over live on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportOptions:
+    """What the listeners of one broker share."""
+
+    ssl_context: ssl.SSLContext | None = None
+    backlog: int = 1024
+    handshake_timeout: float = 10.0  # seconds for TLS, and again for the HTTP upgrade
+    maximum_handshakes: int = 10_000  # TLS and HTTP upgrades under way at once, per listener
+    linger: float = 1.0  # seconds from close() to the end, whatever the peer does
+    websocket_path: str = ""  # only this path is served; empty: the path of the listen address, or any
+    websocket_origins: tuple[str, ...] = ()  # allowed Origin values; empty: all
+    websocket_require_subprotocol: bool = True  # else a client that offers none is accepted
+    websocket_maximum_message_size: int = (1 << 20) + 1024  # bytes of one message, over all its frames
+    maximum_header_size: int = 16384  # bytes of an HTTP request head

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Installs what the tests need and pip does not bring, where it is missing: the real clients
+# mosquitto-clients (Debian) and MQTT.js (npm), and the module that makes a virtual environment.
+set -euo pipefail
+cd "$(dirname "$0")/end_to_end/js"
+
+missing=()
+command -v mosquitto_pub >/dev/null || missing+=(mosquitto-clients)
+command -v node >/dev/null || missing+=(nodejs)
+"${PYTHON:-python3}" -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
+command -v npm >/dev/null || missing+=(npm)
+
+if [ "${#missing[@]}" -gt 0 ]; then
+    if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+        echo "the tests need ${missing[*]}: install them (Debian: sudo apt-get install ${missing[*]}) and try again" >&2
+        exit 1
+    fi
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq
+    apt-get install -qq -y --no-install-recommends "${missing[@]}" >/dev/null
+fi
+
+if [ ! node_modules/.package-lock.json -nt package-lock.json ]; then
+    npm ci --no-audit --no-fund
+fi

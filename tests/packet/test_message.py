@@ -1,0 +1,192 @@
+"""Message and its bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.packet.codec import decode, encode
+from broker.packet.enums import Version
+from broker.packet.message import Message, encode_publish, travelling
+from broker.packet.packets import NO_PROPERTIES, Publish
+from broker.packet.wire import read_varint
+from tests.packet import strategies as make
+
+V4, V5 = Version.MQTT_3_1_1, Version.MQTT_5
+
+
+def parse(raw: bytes, version: Version) -> Any:
+    length, start = read_varint(raw, 1)
+    assert len(raw) == start + length
+    return decode(raw[0] >> 4, raw[0] & 15, raw[start:], version, from_client=False)
+
+
+def as_packet(message: Message, version: Version, qos: int, retain: bool, packet_id: int) -> Publish:
+    properties = message.properties if version == V5 else NO_PROPERTIES
+    return Publish(message.topic_name, message.payload, qos, retain, False, packet_id, properties)
+
+
+@given(make.messages(), make.versions, make.qos_levels, st.booleans(), make.packet_ids)
+def test_frame_is_the_packet(
+    message: Message, version: Version, qos: int, retain: bool, packet_id: int
+) -> None:
+    head, tail = message.frame(version, qos, retain)
+    raw = head + packet_id.to_bytes(2, "big") + tail if qos else head
+    assert qos or tail == b""
+    assert parse(raw, version) == as_packet(message, version, qos, retain, packet_id if qos else 0)
+
+
+@given(make.messages(), make.versions, make.qos_levels, st.booleans(), make.packet_ids)
+def test_encode_publish_without_extras_is_the_frame(
+    message: Message, version: Version, qos: int, retain: bool, packet_id: int
+) -> None:
+    head, tail = message.frame(version, qos, retain)
+    identifier = packet_id.to_bytes(2, "big") if qos else b""
+    raw = encode_publish(message, version, qos, retain, packet_id=packet_id if qos else 0)
+    assert raw == head + identifier + tail
+
+
+@given(
+    make.messages(),
+    st.integers(1, 2),
+    st.booleans(),
+    make.packet_ids,
+    st.lists(st.integers(1, 268_435_455), max_size=3),
+    st.none() | st.integers(0, 0xFFFFFFFF),
+    st.integers(0, 65535),
+    st.booleans(),
+)
+def test_encode_publish_with_all_extras(
+    message: Message,
+    qos: int,
+    dup: bool,
+    packet_id: int,
+    identifiers: list[int],
+    remaining: int | None,
+    topic_alias: int,
+    with_topic: bool,
+) -> None:
+    with_topic = with_topic or not topic_alias
+    raw = encode_publish(
+        message,
+        V5,
+        qos,
+        False,
+        dup=dup,
+        packet_id=packet_id,
+        subscription_identifiers=identifiers,
+        message_expiry_interval=remaining,
+        topic_alias=topic_alias,
+        with_topic=with_topic,
+    )
+    wanted = dict(message.properties)
+    if remaining is not None:
+        wanted["message_expiry_interval"] = remaining
+    if identifiers:
+        wanted["subscription_identifier"] = identifiers
+    if topic_alias:
+        wanted["topic_alias"] = topic_alias
+    topic_name = message.topic_name if with_topic else ""
+    assert parse(raw, V5) == Publish(topic_name, message.payload, qos, False, dup, packet_id, wanted)
+
+
+@given(make.messages(), st.integers(0, 0xFFFFFFFF), st.lists(st.integers(1, 9), max_size=3))
+def test_to_3_1_1_all_properties_vanish(message: Message, remaining: int, identifiers: list[int]) -> None:
+    raw = encode_publish(
+        message, V4, 0, True, message_expiry_interval=remaining, subscription_identifiers=identifiers
+    )
+    assert raw == encode(Publish(message.topic_name, message.payload, 0, True), V4)
+
+
+@pytest.mark.parametrize(
+    ("qos", "extras"),
+    [
+        pytest.param(1, {}, id="QoS 1 without identifier [2.2.1-3]"),
+        pytest.param(2, {"packet_id": 0}, id="QoS 2, identifier 0"),
+        pytest.param(0, {"packet_id": 1}, id="QoS 0 with identifier [2.2.1-2]"),
+        pytest.param(0, {"dup": True}, id="QoS 0 with DUP [3.3.1-2]"),
+        pytest.param(0, {"with_topic": False}, id="neither topic nor alias"),
+        pytest.param(0, {"subscription_identifiers": [268_435_456]}, id="Subscription Identifier too large"),
+    ],
+)
+def test_must_not_be_sent(qos: int, extras: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        encode_publish(Message("a"), V5, qos, False, **extras)
+
+
+def test_an_alias_without_topic_never_goes_to_3_1_1() -> None:
+    with pytest.raises(ValueError):
+        encode_publish(Message("a"), V4, 0, False, topic_alias=1, with_topic=False)
+
+
+def test_frames_are_made_once() -> None:
+    message = Message("a", b"payload")
+    for version in (Version.MQTT_3_1, V4, V5):
+        for qos in (0, 1, 2):
+            for retain in (False, True):
+                first = message.frame(version, qos, retain)
+                assert message.frame(version, qos, retain) is first
+    assert message.frame(Version.MQTT_3_1, 1, False) is message.frame(V4, 1, False)
+    assert message.frame(V4, 1, False) is not message.frame(V5, 1, False)
+
+
+def test_the_payload_is_not_copied_per_frame_to_3_1_1() -> None:
+    message = Message("a", b"payload")
+    assert message.frame(V4, 1, False)[1] is message.payload
+
+
+def test_with_drops_the_caches() -> None:
+    message = Message("a", b"payload", 1, True, {"content_type": "x"}, "client", 5.0)
+    before = message.frame(V5, 1, False), message.size, message.block
+    changed = message.with_(topic_name="longer", payload=b"", properties=NO_PROPERTIES)
+    assert changed == Message("longer", b"", 1, True, NO_PROPERTIES, "client", 5.0)
+    assert changed.frame(V5, 1, False) == (b"\x32\x0b\x00\x06longer", b"\x00")
+    assert (changed.size, changed.block) == (6, b"")
+    assert (message.frame(V5, 1, False), message.size, message.block) == before
+    assert replace(message, topic_name="b").frame(V4, 0, False)[0] == b"\x30\x0a\x00\x01bpayload"
+
+
+def test_with_knows_its_fields() -> None:
+    with pytest.raises(AttributeError):
+        Message("a").with_(topic="b")
+
+
+def test_caches_do_not_count_in_comparisons() -> None:
+    one, other = Message("a", b"x"), Message("a", b"x")
+    one.frame(V5, 0, False)
+    assert one.size and one == other
+    assert "_frames" not in repr(one)
+
+
+@given(make.messages())
+def test_size_is_near_the_bytes_sent(message: Message) -> None:
+    message = message.with_(topic_name=message.topic_name.encode("ascii", "replace").decode())
+    sent = len(encode_publish(message, V5, 0, False))
+    texts = sum(map(len, str(message.properties)))
+    assert len(message.topic_name) + len(message.payload) <= message.size
+    assert message.size <= sent + 4 * len(message.properties)
+    assert sent - message.size <= 12 + 3 * texts
+
+
+@pytest.mark.parametrize(
+    ("properties", "left"),
+    [
+        pytest.param(NO_PROPERTIES, NO_PROPERTIES, id="none"),
+        pytest.param({"topic_alias": 1}, NO_PROPERTIES, id="Topic Alias [3.3.2-7]"),
+        pytest.param({"subscription_identifier": [1]}, NO_PROPERTIES, id="Subscription Identifier [3.3.4-6]"),
+        pytest.param(
+            {"will_delay_interval": 1, "content_type": "x"}, {"content_type": "x"}, id="Will Delay Interval"
+        ),
+        pytest.param({"message_expiry_interval": 1}, {"message_expiry_interval": 1}, id="expiry travels"),
+    ],
+)
+def test_travelling(properties: Any, left: Any) -> None:
+    assert travelling(properties) == left
+    if properties == left:
+        assert travelling(properties) is properties
+    if not left:
+        assert travelling(properties) is NO_PROPERTIES

@@ -1,0 +1,185 @@
+"""The floor plan: which rooms there are, and which way imports go.
+
+An import counts wherever it stands: in a function, under TYPE_CHECKING, in a try.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+BROKER = Path(__file__).parent.parent / "broker"
+
+ORDER = (
+    *("errors", "config", "packet", "topic", "store", "session", "hook", "router", "transport", "client"),
+    *("core", "lane", "handle", "gateway", "cluster", "broker", "testing"),
+)
+
+
+def above(room: str, *but: str) -> set[str]:
+    """Everything that stands before *room* in the plan, except *but*."""
+    return {*ORDER[: ORDER.index(room)]} - {*but}
+
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "logs": set(),
+    "config": {"errors"},
+    "packet": {"errors"},
+    "topic": {"errors"},
+    "store": {"errors", "packet", "topic"},
+    "session": {"errors", "packet", "topic", "store"},
+    "hook": {"errors", "packet", "topic"},
+    "router": {"packet", "topic", "store", "hook"},
+    "transport": {"errors"},
+    "client": above("client", "router"),
+    "core": above("core"),
+    "lane": above("lane"),
+    "handle": above("handle", "transport"),
+    "gateway": above("gateway", "handle"),
+    "cluster": above("cluster"),
+    "broker": above("broker"),
+    "testing": {*above("testing"), "logs", "__init__"},
+    "__init__": {*above("testing")},
+    "__main__": {*above("testing"), "logs", "__init__"},
+}
+
+MODULES: dict[str, set[str]] = {
+    "packet": {"enums", "message", "wire", "properties", "packets", "codec", "reader"},
+    "topic": {"name", "match", "subscription", "tree", "shared", "index"},
+    "store": {
+        *("base", "memory", "sqlite", "consul", "log", "reader", "cursor", "lease", "stream"),
+        "budget",
+    },
+    "session": {"session", "manager", "inflight", "alias", "will"},
+    "hook": {"base", "hooks", "auth", "acl", "limits", "stats", "export"},
+    "transport": {"base", "address", "tcp", "tls", "listen", "http11", "frames", "websocket", "memory"},
+    "handle": {"dispatch", "connect", "auth", "publish", "acks", "subscribe", "disconnect"},
+    "gateway": {"http", "metrics", "dashboard", "cable", "channel", "queue", "broadcast", "bridge"},
+}
+
+# What a room or module must do without: bytes and rules know no sockets, clocks or logs.
+OUTSIDE = {"asyncio", "selectors", "socket", "ssl", "time", "datetime", "logging"}
+MUST_NOT_IMPORT: dict[str, set[str]] = {
+    "packet": OUTSIDE,
+    "topic": OUTSIDE,
+    "session": OUTSIDE - {"logging"},
+    "transport.http11": OUTSIDE,
+    "transport.frames": OUTSIDE,
+}
+
+FILES = sorted(BROKER.rglob("*.py"))
+NAMES = {".".join(file.relative_to(BROKER).with_suffix("").parts): file for file in FILES}
+FOLDERS = sorted({file.parent for file in FILES})
+
+
+def room_of(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def imports(source: str) -> Iterator[str]:
+    """Every module or name that *source* imports, dotted; a relative one keeps its dots."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def module_of(imported: str) -> str | None:
+    """The module of ours that *imported* loads, in the keys of NAMES; None for others' modules."""
+    if not f"{imported}.".startswith("broker."):
+        return None
+    parts = imported.split(".")[1:]
+    while parts:
+        for name in (".".join(parts), ".".join([*parts, "__init__"])):
+            if name in NAMES:
+                return name
+        parts.pop()
+    return "__init__"
+
+
+def wrong(module: str, source: str) -> list[str]:
+    """The imports that the plan does not allow in *module*."""
+    room = room_of(module)
+    forbidden = MUST_NOT_IMPORT.get(room, set()) | MUST_NOT_IMPORT.get(module, set())
+    found = []
+    for imported in imports(source):
+        target = module_of(imported)
+        outside = target is None and (imported.startswith(".") or room_of(imported) in forbidden)
+        inside = target is not None and room_of(target) not in {room, *MAY_IMPORT[room]}
+        if outside or inside:
+            found.append(imported)
+    return found
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_a_module_has_a_place_in_the_plan(module: str) -> None:
+    room, _, name = module.partition(".")
+    assert room in MAY_IMPORT
+    assert "." not in name, "folders are at most two deep"
+    assert not name or name == "__init__" or name in MODULES[room]
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_imports_go_one_way(module: str) -> None:
+    assert wrong(module, NAMES[module].read_text()) == []
+
+
+def test_no_module_imports_itself_over_others() -> None:
+    waiting = {
+        module: {target for imported in imports(file.read_text()) if (target := module_of(imported))}
+        for module, file in NAMES.items()
+    }
+    while ready := [module for module, targets in waiting.items() if not targets & waiting.keys()]:
+        for module in ready:
+            del waiting[module]
+    assert sorted(waiting) == [], "these import each other in a circle, or import one that does"
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_floor_has_at_most_nine_modules_and_nine_folders(folder: Path) -> None:
+    modules = [file.stem for file in folder.glob("*.py") if not file.stem.startswith("__")]
+    folders = [child.name for child in folder.iterdir() if child in FOLDERS]
+    assert len(modules) <= 9, modules
+    assert len(folders) <= 9, folders
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_files_and_functions_stay_short(module: str) -> None:
+    source = NAMES[module].read_text()
+    sizes = {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in functions(ast.parse(source))}
+    assert source.count("\n") <= 500
+    assert {name: size for name, size in sizes.items() if size > 60} == {}
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "found"),
+    [
+        ("packet.wire", "from broker.errors import MqttError", []),
+        ("packet.wire", "import broker.session.session", ["broker.session.session"]),
+        ("packet.wire", "from broker import config", ["broker.config"]),
+        ("packet.wire", "from broker import Broker", ["broker.Broker"]),
+        ("packet.wire", "from . import enums", ["..enums"]),
+        ("packet.wire", "import asyncio.locks", ["asyncio.locks"]),
+        ("packet.wire", "def f():\n    from broker.router import Router", ["broker.router.Router"]),
+        ("topic.tree", "if TYPE_CHECKING:\n    from broker.hook.base import A", ["broker.hook.base.A"]),
+        ("topic.tree", "try:\n    import time\nexcept ImportError: pass", ["time"]),
+        ("topic.tree", "from broker.topic.match import match", []),
+        ("client", "from broker.router import Router", ["broker.router.Router"]),
+        ("handle.publish", "from broker.transport.base import Peer", ["broker.transport.base.Peer"]),
+        ("gateway.cable", "from broker.handle.acks import puback", ["broker.handle.acks.puback"]),
+        ("__main__", "from broker import __version__", []),
+        ("broker", "from broker.testing import broker", ["broker.testing.broker"]),
+    ],
+)
+def test_a_wrong_arrow_is_seen(module: str, source: str, found: list[str]) -> None:
+    assert wrong(module, source) == found

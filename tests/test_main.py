@@ -1,0 +1,181 @@
+"""The flags of `pybroker`, and what it says; the running daemon is tests/end_to_end/test_daemon.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import trustme
+
+from broker import __version__
+from broker.__main__ import arguments, greeting, hint, main, settings, who
+from broker.config import Config, Log, Tls
+from broker.errors import ConfigError
+
+MACHINE = "clients of this machine, without authentication"
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handlers of the root logger are pytest's here."""
+    monkeypatch.setattr("broker.__main__.configure", lambda level, form: None)
+
+
+@pytest.mark.parametrize(
+    ("url", "anonymous", "words"),
+    [
+        ("tcp://127.0.0.1:1883", "loopback", MACHINE),
+        ("tcp://127.1.2.3:1883", "loopback", MACHINE),
+        ("tcp://localhost:1883", "loopback", MACHINE),
+        ("tls://[::1]:8883", "loopback", MACHINE),
+        ("unix:/run/mqtt.sock", "loopback", MACHINE),
+        ("tcp://0.0.0.0:1883", "loopback", MACHINE + "; clients from other machines are refused"),
+        ("tcp://[::]:1883", "loopback", MACHINE + "; clients from other machines are refused"),
+        ("ws://*:8083/mqtt", "loopback", MACHINE + "; clients from other machines are refused"),
+        ("tcp://192.0.2.1:1883", "loopback", "nobody without authentication"),
+        ("tcp://localhost.example:1883", "loopback", "nobody without authentication"),
+        ("tcp://0.0.0.0:1883", "everywhere", "everybody who reaches it"),
+        ("tcp://127.0.0.1:1883", "never", "nobody: protocol.anonymous is never"),
+        ("unix:/run/mqtt.sock", "never", "nobody: protocol.anonymous is never"),
+    ],
+)
+def test_who_may_connect(url: str, anonymous: str, words: str) -> None:
+    assert who(url, anonymous).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("urls", "command"),
+    [
+        (["tcp://127.0.0.1:1883"], "mosquitto_pub -h 127.0.0.1 -p 1883 -t hello -m world"),
+        (["tcp://[::1]:1883"], "mosquitto_pub -h ::1 -p 1883 -t hello -m world"),
+        (["tcp://*:1884"], "mosquitto_pub -h localhost -p 1884 -t hello -m world"),
+        (["ws://127.0.0.1:80/mqtt", "tcp://0.0.0.0:1"], "mosquitto_pub -h localhost -p 1 -t hello -m world"),
+        (["tls://127.0.0.1:8883"], "mosquitto_pub -h 127.0.0.1 -p 8883 --cafile ca.pem -t hello -m world"),
+        (["unix:/a b"], "mosquitto_pub --unix '/a b' -t hello -m world"),
+        (["wss://127.0.0.1:443/mqtt"], "an MQTT client for WebSocket with the address wss://127.0.0.1:443/mqtt"),
+    ],
+)
+def test_a_hint_how_to_try_it(urls: list[str], command: str) -> None:
+    assert hint(urls) == f"try: {command}"
+
+
+def test_the_greeting_has_a_line_for_each_listener() -> None:
+    tls = Tls(certificate="c.pem", client_ca="ca.pem", client_certificates="required")
+    config = Config(listen=("tcp://127.0.0.1:1", "tls://127.0.0.1:2"), tls=tls)
+    assert list(greeting(config.listen, config)) == [
+        f"listening on tcp://127.0.0.1:1 for {MACHINE}",
+        f"listening on tls://127.0.0.1:2 for {MACHINE}, with a client certificate",
+    ]
+
+
+def test_flags_become_settings(tmp_path: Path) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text("[limits]\nmaximum_qos = 1\nreceive_maximum = 5")
+    flags = arguments().parse_args(
+        [
+            *("serve", "--config", str(path), "--listen", "tcp://127.0.0.1:0", "--listen", "unix:/a"),
+            *("--set", "limits.receive_maximum=6", "--set", "log.level=error"),
+            *("--log-format", "json", "--log-level", "debug"),
+        ]
+    )
+    config = settings(flags, {"PYBROKER_LIMITS_MAXIMUM_QOS": "0"})
+    assert config.listen == ("tcp://127.0.0.1:0", "unix:/a")
+    assert (config.limits.maximum_qos, config.limits.receive_maximum) == (0, 6)
+    assert config.log == Log(level="debug", format="json")
+
+
+def test_serve_is_the_default() -> None:
+    flags = arguments().parse_args([])
+    assert flags.command == "serve"
+    assert settings(flags, {}) == Config()
+
+
+def test_a_daemon_needs_an_address() -> None:
+    with pytest.raises(ConfigError, match="listen is empty"):
+        settings(arguments().parse_args([]), {"PYBROKER_LISTEN": ""})
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["start"], "start is no command: choose serve or check"),
+        (["--lisen", "tcp://a:1"], "unrecognized arguments: --lisen"),
+        (["--conf", "a.toml"], "unrecognized arguments: --conf"),
+        (["--listen"], "--listen: expected one argument"),
+        (["--log-format", "xml"], "--log-format: invalid choice: 'xml'"),
+    ],
+)
+def test_bad_flags_are_one_line_and_status_2(
+    capsys: pytest.CaptureFixture[str], argv: list[str], words: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    error = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert words in error
+    assert error.startswith("pybroker: ") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["serve", "check"])
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--config", "/nowhere/a.toml"], "/nowhere/a.toml: cannot be read: "),
+        (["--set", "limits.max_qos=1"], "limits.max_qos is no setting; the nearest is limits.maximum_qos"),
+        (["--set", "limits.maximum_qos=3"], "--set: limits.maximum_qos = 3: must be a whole number from"),
+        (["--listen", "http://a:1"], "--listen: listen = "),
+        (["--listen", "tcp://a:b"], "listen address 'tcp://a:b' cannot be used"),
+        (["--listen", "tls://127.0.0.1:0"], "tls.certificate must be set"),
+        (["--listen", "tls://[::1]:0", "--set", "tls.certificate=/nowhere/c"], "/nowhere/c cannot be read"),
+    ],
+)
+def test_bad_settings_are_one_line_and_status_2(
+    capsys: pytest.CaptureFixture[str], command: str, argv: list[str], words: str
+) -> None:
+    assert main([command, *argv]) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert captured.err.startswith("pybroker: ") and captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_check_tells_what_a_configuration_means(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--listen", "tcp://0.0.0.0:1883", "--set", "limits.maximum_qos=1", "--log-format", "json"]
+    assert main(["check", *argv]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"would listen on tcp://0.0.0.0:1883 for {MACHINE}; clients from other")
+    assert lines[1:] == [
+        'set: listen = ["tcp://0.0.0.0:1883"]',
+        "set: limits.maximum_qos = 1",
+        'set: log.format = "json"',
+        "the configuration is valid",
+    ]
+
+
+def test_check_loads_the_files_of_tls(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pem = tmp_path / "server.pem"
+    trustme.CA().issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(pem)
+    argv = ["check", "--listen", "tls://127.0.0.1:0", "--set", f"tls.certificate={pem}"]
+    assert main(argv) == 0
+    assert main([*argv, "--set", "tls.ciphers=none-such"]) == 2
+    assert "none-such" in capsys.readouterr().err
+    pem.write_text("no certificate")
+    assert main(argv) == 2
+    assert str(pem) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["serve", "check"])
+def test_uvloop_that_is_not_installed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    assert main([command, "--set", "uvloop=true"]) == 2
+    assert "pip install pybroker[uvloop]" in capsys.readouterr().err
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"pybroker {__version__}\n"
