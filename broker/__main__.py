@@ -9,22 +9,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import errno
+import json
 import logging
 import os
 import shlex
 import signal
-import ssl
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, NoReturn, get_args
 
 from broker import __version__
-from broker.broker import Broker
-from broker.config import Config, Format, Level, Tls, changed, load
+from broker.broker import Broker, transport_options
+from broker.config import Config, Format, Level, changed, load
 from broker.errors import ConfigError
-from broker.logs import configure
 from broker.transport.address import is_loopback, parse_address
-from broker.transport.tls import server_context
 
 log = logging.getLogger("broker")
 
@@ -130,22 +129,9 @@ def hint(urls: Sequence[str]) -> str:
     return f"try: an MQTT client for WebSocket with the address {urls[0]}"
 
 
-def tls_context(tls: Tls) -> ssl.SSLContext:
-    """Raises ConfigError that names the file."""
-    return server_context(
-        tls.certificate,
-        tls.key or tls.certificate,
-        client_ca=tls.client_ca or None,
-        client_certificates=tls.client_certificates,
-        minimum=tls.minimum_version,
-        ciphers=tls.ciphers or None,
-    )
-
-
 def check(config: Config) -> int:
     """Print what *config* means. Raises ConfigError when a file that it names cannot be used."""
-    if config.tls.certificate:
-        tls_context(config.tls)
+    transport_options(config)
     for line in greeting(config.listen, config):
         print(line.replace("listening on", "would listen on", 1))
     for key, value in changed(config).items():
@@ -194,6 +180,63 @@ def loop_factory(config: Config) -> Callable[[], asyncio.AbstractEventLoop] | No
         raise ConfigError("uvloop is set but not installed: pip install pybroker[uvloop]") from None
     factory: Any = uvloop.new_event_loop
     return factory  # type: ignore[no-any-return]
+
+
+# ---- the log
+
+# What logging itself keeps in a record; everything else came in through `extra=`.
+OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+# A peer chooses its ClientID and its topics: it must not be able to begin a line of ours.
+ESCAPES = {code: f"\\u{code:04x}" for code in (*range(32), *range(127, 160), 0x2028, 0x2029)}
+
+
+class TextFormatter(logging.Formatter):
+    """`2026-01-31T12:00:00.000Z INFO broker.client message`; a traceback follows on lines of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = record.getMessage().translate(ESCAPES)
+        lines = [f"{timestamp(record)} {record.levelname} {record.name} {message}"]
+        if record.exc_info:
+            lines.append(self.formatException(record.exc_info))
+        if record.stack_info:
+            lines.append(record.stack_info)
+        return "\n".join(lines)
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: time, level, logger, message, the extras, and exception with a traceback.
+
+    An extra cannot replace one of these; a value that JSON does not know is written as its text.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": timestamp(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        extras = {key: value for key, value in vars(record).items() if key not in OWN}
+        return json.dumps(line | extras | line, default=str, skipkeys=True)
+
+
+FORMATTERS: dict[str, type[logging.Formatter]] = {"text": TextFormatter, "json": JsonFormatter}
+
+
+def timestamp(record: logging.LogRecord) -> str:
+    """ISO 8601 in UTC with milliseconds."""
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+
+
+def configure(level: str, form: str) -> None:
+    """Send all logging of this process to standard error. For programs, not for libraries."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(FORMATTERS[form]())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -300,7 +300,7 @@ class Broker:
         subscription = Subscription(topic_filter, qos, retain_as_published=True, share_name=share_name)
         self._core.tree.subscribe(local, subscription)
         if retained and not share_name:
-            for message in self._core.retained.find(bare, self._core.clock()):
+            for message in (*self._sys_messages(bare), *self._core.retained.find(bare, self._core.clock())):
                 local.deliver(message, subscription)
         return local
 

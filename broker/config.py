@@ -145,7 +145,7 @@ class Capacity(Section):
     maximum_bytes: Positive = 1024 * MIB  # queued, in flight, retained and outbound together
     hook_timeout: Timeout = 10.0  # seconds for one call of a hook's coroutine
     grace_time: Interval = 5.0  # seconds that stop() lets clients take what is queued
-    sweep_interval: Annotated[float, Between(0.001, 60)] = 0.25  # seconds between two looks at deadlines
+    sweep_interval: Annotated[float, Between(0, 60)] = 0.25  # seconds between looks at deadlines; 0: none
     sys_interval: Interval = 10.0  # seconds between two issues of `$SYS`; 0: on demand only
 
 

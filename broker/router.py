@@ -79,6 +79,7 @@ class Router:
         if not self._inspects:
             return message
         if not self._hooks.can_read(client_id, message.topic_name):
+            self._dropped(client_id, message, "not_authorized")
             return None
         changed = self._hooks.on_publish_deliver(client_id, message)
         if changed is None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker.logs import FORMATTERS, configure
+from broker.__main__ import FORMATTERS, configure
 
 
 def record(message: str, *arguments: Any, **extra: Any) -> logging.LogRecord:

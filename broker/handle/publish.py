@@ -23,7 +23,7 @@ from broker.packet.enums import QoS, Version
 from broker.packet.message import Message, travelling
 from broker.packet.packets import NO_PROPERTIES, Properties, Puback, Publish, Pubrec
 from broker.session.session import Session
-from broker.topic.name import levels
+from broker.topic.name import check_topic_name, levels
 
 PUBACK, PUBREC = 0x40, 0x50  # first bytes
 # What PUBACK and PUBREC may say besides success [MQTT5 3.4.2.1, 3.5.2.1].
@@ -48,8 +48,7 @@ async def handle_publish(core: Core, client: Client, packet: Publish) -> None:
             check_publish_topic(core, topic_name)
         _check_payload(core, message)
         if core.hooks.inspects_publish:
-            await core.hooks.on_publish(client.info, message)
-            message = await core.hooks.on_publish_received(client.info, message)
+            message = await _inspect(core, client, message)
         if qos == QoS.EXACTLY_ONCE:
             return _hold(core, client, session, packet, message)
         if message.retain:
@@ -60,6 +59,15 @@ async def handle_publish(core: Core, client: Client, packet: Publish) -> None:
     if qos:  # after the hand-over: an acknowledgement is a promise
         _acknowledge(core, client, packet.packet_id, matched)
     return None
+
+
+async def _inspect(core: Core, client: Client, message: Message) -> Message:
+    """What the hooks make of *message*; a topic that they put in its place must be valid too."""
+    await core.hooks.on_publish(client.info, message)
+    changed = await core.hooks.on_publish_received(client.info, message)
+    if changed.topic_name != message.topic_name:
+        check_topic_name(changed.topic_name)
+    return changed
 
 
 def _resolve_topic(client: Client, packet: Publish) -> str:
@@ -154,6 +162,8 @@ def is_utf8(payload: bytes) -> bool:
 
 def _hold(core: Core, client: Client, session: Session, packet: Publish, message: Message) -> None:
     """QoS 2: ours from now on, routed on PUBREL (acks.py) [MQTT5 4.3.3]."""
+    if message.retain and message.payload and not core.hooks.stores_retained:
+        core.retained.check(message)  # PUBCOMP could not refuse it any more
     if not session.hold(packet.packet_id, message):
         raise QuotaExceeded("the byte budget of the broker is spent")
     if client.receiving is None:

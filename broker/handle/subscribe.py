@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from itertools import chain
 
@@ -26,6 +27,8 @@ from broker.session.session import Session
 from broker.topic.name import check_topic_filter, has_wildcard, levels, split_share
 from broker.topic.subscription import Subscription
 
+log = logging.getLogger("broker.client")
+
 SUBACK_FAILURES = frozenset({0x80, 0x83, 0x87, 0x8F, 0x91, 0x97, 0x9E, 0xA1, 0xA2})
 UNSUBACK_FAILURES = frozenset({0x80, 0x83, 0x87, 0x8F, 0x91})
 AT_ONCE = 256  # retained messages that are sent before anything else may come between
@@ -47,7 +50,7 @@ async def handle_subscribe(core: Core, client: Client, packet: Subscribe) -> Non
             subscription = await _allow(core, client, session, packet, request)
         except MqttError as refusal:
             refused = refused or refusal
-            codes.append(_code(refusal, SUBACK_FAILURES))
+            codes.append(_refused_code(client, request, refusal))
         else:
             existed = core.tree.subscribe(session, subscription)
             session.subscriptions[subscription.topic_filter] = subscription
@@ -128,6 +131,14 @@ def _check_filter(core: Core, client: Client, topic_filter: str) -> str:
     if len(topic_filter.encode()) > limits.maximum_topic_bytes:
         raise TopicFilterInvalid(f"longer than {limits.maximum_topic_bytes} bytes")
     return share_name
+
+
+def _refused_code(client: Client, request: SubscribeRequest, refusal: MqttError) -> int:
+    """MQTT 3.1 has no failure in SUBACK: there a refused filter looks granted and is never delivered."""
+    if client.version is not Version.MQTT_3_1:
+        return _code(refusal, SUBACK_FAILURES)
+    log.warning("filter %r of %r refused: %s", request.topic_filter, client.client_id, refusal)
+    return request.qos
 
 
 def _code(refusal: MqttError, allowed: frozenset[int]) -> int:

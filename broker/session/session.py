@@ -135,6 +135,7 @@ class Session:
                 link.publish(message, 0, retain, subscription.identifiers)
                 return
             if not self.terms.queue_qos_0:
+                self.terms.dropped(self.client_id, message, "offline")
                 return
         share = subscription.topic_filter if subscription.share_name else ""
         self.keep(Delivery(message, qos, retain, subscription.identifiers, share))

@@ -14,6 +14,9 @@ class RetainedStore(Protocol):
     def put(self, message: Message) -> None:
         """Store or replace. Raises QuotaExceeded when a limit is reached; then nothing changed."""
 
+    def check(self, message: Message) -> int:
+        """The bytes by which `put` would grow the store. Raises QuotaExceeded if that is too much."""
+
     def delete(self, topic_name: str) -> None:
         """Forget the message of *topic_name*, if there is one."""
 

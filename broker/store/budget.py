@@ -21,6 +21,10 @@ class ByteBudget:
         """Whether nothing more should be taken that can be refused."""
         return self.used >= self.maximum
 
+    def has(self, size: int) -> bool:
+        """Whether `take` would say yes."""
+        return self.used + size <= self.maximum
+
     def take(self, size: int) -> bool:
         """Reserve *size* bytes; False, and nothing reserved, when they are not there."""
         if self.used + size > self.maximum:

@@ -32,9 +32,8 @@ class MemoryRetainedStore:
 
     def put(self, message: Message) -> None:
         """Store or replace; see RetainedStore."""
-        old = self._index.get(message.topic_name)
-        growth = message.size - (old[1].size if old else 0)
-        self._check_limits(growth, is_new=old is None)
+        growth = self.check(message)
+        self._budget.take_anyway(growth)
         self._changes += 1
         self._index.set(message.topic_name, (self._changes, message))
         self.size += growth
@@ -52,15 +51,17 @@ class MemoryRetainedStore:
             ]
             heapq.heapify(self._deadlines)
 
-    def _check_limits(self, growth: int, *, is_new: bool) -> None:
-        if is_new and len(self._index) >= self._maximum_messages:
+    def check(self, message: Message) -> int:
+        """The bytes by which `put` would grow the store. Raises QuotaExceeded if that is too much."""
+        old = self._index.get(message.topic_name)
+        growth = message.size - (old[1].size if old else 0)
+        if old is None and len(self._index) >= self._maximum_messages:
             raise QuotaExceeded(f"{self._maximum_messages} retained messages are stored")
         if growth > 0 and self.size + growth > self._maximum_bytes:
             raise QuotaExceeded(f"{self._maximum_bytes} bytes of retained messages are stored")
-        if growth > 0 and not self._budget.take(growth):
+        if growth > 0 and not self._budget.has(growth):
             raise QuotaExceeded("the byte budget of the broker is spent")
-        if growth < 0:
-            self._budget.give(-growth)
+        return growth
 
     def delete(self, topic_name: str) -> None:
         """Forget the message of *topic_name*, if there is one."""

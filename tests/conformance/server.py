@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
+from broker import Broker
 from broker.config import Capacity, Config, Limits, Protocol, WebSocket
 from broker.hook.base import HookBase
 from tests.conformance import wire
@@ -103,11 +104,9 @@ class Server:
         self._watcher: Raw | None = None
         logging.getLogger("broker").addHandler(self.log)
         thread.errors.clear()
-        self.broker: Any = self.run(self._start(config, hooks))
+        self.broker: Broker = self.run(self._start(config, hooks))
 
-    async def _start(self, config: Config, hooks: Sequence[HookBase]) -> Any:
-        from broker import Broker
-
+    async def _start(self, config: Config, hooks: Sequence[HookBase]) -> Broker:
         broker = Broker(config, hooks=[*hooks, self.recorder], clock=self.clock)
         await broker.start()
         return broker

@@ -56,7 +56,11 @@ class Server:
         if buffer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
-        await asyncio.get_running_loop().sock_connect(sock, name)
+        try:
+            await asyncio.get_running_loop().sock_connect(sock, name)
+        except OSError:
+            sock.close()
+            raise
         return sock
 
     async def pair(self, buffer: int = 0) -> tuple[Connection, socket.socket]:

@@ -57,7 +57,9 @@ def invalid(events: list[Event]) -> CloseCode | None:
             id="fragments [5.4]",
         ),
         pytest.param(
-            masked(0x01, b"a") + masked(0x80, b"b"), [Text(b"a", False), Text(b"b", True)], id="text fragments"
+            masked(0x01, b"a") + masked(0x80, b"b"),
+            [Text(b"a", False), Text(b"b", True)],
+            id="text fragments",
         ),
         pytest.param(
             masked(0x02, b"a") + masked(0x89, b"p") + masked(0x8A) + masked(0x80, b"b"),
@@ -67,7 +69,9 @@ def invalid(events: list[Event]) -> CloseCode | None:
         pytest.param(masked(0x89, b"x" * 125), [Ping(b"x" * 125)], id="longest Ping"),
         pytest.param(masked(0x88), [Close(1005, "")], id="Close without a code"),
         pytest.param(masked(0x88, b"\x03\xe8"), [Close(1000, "")], id="Close 1000"),
-        pytest.param(masked(0x88, b"\x0b\xb8" + "é".encode()), [Close(3000, "é")], id="Close 3000 with a reason"),
+        pytest.param(
+            masked(0x88, b"\x0b\xb8" + "é".encode()), [Close(3000, "é")], id="Close 3000 with a reason"
+        ),
         pytest.param(masked(0x88) + masked(0x82, b"x"), [Close(1005, "")], id="nothing after a Close"),
     ],
 )
@@ -114,10 +118,14 @@ def test_breaches(raw: bytes, code: int) -> None:
     assert invalid(reader.feed(raw)) == code
     assert reader.feed(masked(0x82, b"x")) == []
     slow = FrameReader(MAXIMUM)
-    assert invalid([event for index in range(len(raw)) for event in slow.feed(raw[index : index + 1])]) == code
+    assert (
+        invalid([event for index in range(len(raw)) for event in slow.feed(raw[index : index + 1])]) == code
+    )
 
 
-@pytest.mark.parametrize("code", [1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 1012, 1014, 3000, 4999])
+@pytest.mark.parametrize(
+    "code", [1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 1012, 1014, 3000, 4999]
+)
 def test_close_codes_that_may_be_sent(code: int) -> None:
     assert FrameReader(MAXIMUM).feed(masked(0x88, code.to_bytes(2, "big"))) == [Close(code, "")]
 
@@ -152,8 +160,12 @@ def merged(events: list[Event]) -> list[Event]:
 
 
 frames = st.one_of(
-    st.builds(masked, st.sampled_from([0x82, 0x81]), st.binary(max_size=300), st.binary(min_size=4, max_size=4)),
-    st.builds(masked, st.sampled_from([0x89, 0x8A]), st.binary(max_size=125), st.binary(min_size=4, max_size=4)),
+    st.builds(
+        masked, st.sampled_from([0x82, 0x81]), st.binary(max_size=300), st.binary(min_size=4, max_size=4)
+    ),
+    st.builds(
+        masked, st.sampled_from([0x89, 0x8A]), st.binary(max_size=125), st.binary(min_size=4, max_size=4)
+    ),
 )
 
 

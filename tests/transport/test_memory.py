@@ -129,9 +129,7 @@ async def test_the_listener_hands_over_the_other_end() -> None:
     client = listener.connect()
     client.write(b"hello")
     assert await accepted[0].read() == b"hello"
-    assert accepted[0].peer == Peer(
-        address="memory", transport="memory", local=True, listener="memory:"
-    )
+    assert accepted[0].peer == Peer(address="memory", transport="memory", local=True, listener="memory:")
     await listener.stop()
     with pytest.raises(ConnectionRefusedError):
         listener.connect()

@@ -16,7 +16,17 @@ import pytest
 from broker.transport.base import Connection, TransportOptions
 from broker.transport.listen import listen
 from broker.transport.tcp import CHUNK
-from tests.transport.sockets import ABSENCE, Server, read_size, receive, receive_all, run, send, serving, turns
+from tests.transport.sockets import (
+    ABSENCE,
+    Server,
+    read_size,
+    receive,
+    receive_all,
+    run,
+    send,
+    serving,
+    turns,
+)
 
 BIG = bytes(range(256)) * (32 << 10)  # 8 MiB, more than the kernel buffers of one connection
 
@@ -31,7 +41,7 @@ async def fill(sock: socket.socket, limit: int) -> int:
     sent, idle = 0, 0
     while sent < limit and idle < 5:
         try:
-            sent += sock.send(BIG[: limit - sent])
+            sent += sock.send(BIG[sent % len(BIG) :])
             idle = 0
         except BlockingIOError:
             idle += 1

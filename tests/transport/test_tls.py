@@ -95,11 +95,17 @@ def client_context(files: Files, certificate: trustme.LeafCert | None = None) ->
         ({"cert": "broken.pem"}, r"certificate .*broken\.pem with key .*key\.pem cannot be loaded"),
         ({"key": "other.pem"}, r"key .*other\.pem does not belong to certificate .*cert\.pem"),
         ({"key": "secret.pem"}, r"key .*secret\.pem is encrypted; set its password"),
-        ({"key": "secret.pem", "password": "wrong"}, r"secret\.pem cannot be loaded: .*is the password right"),
+        (
+            {"key": "secret.pem", "password": "wrong"},
+            r"secret\.pem cannot be loaded: .*is the password right",
+        ),
         ({"client_certificates": "required"}, "need a client_ca"),
         ({"client_ca": "ca.pem"}, "'none' must not have one"),
         ({"client_certificates": "sometimes"}, "choose none, optional or required"),
-        ({"client_ca": "none.pem", "client_certificates": "optional"}, r"client_ca .*none\.pem cannot be read"),
+        (
+            {"client_ca": "none.pem", "client_certificates": "optional"},
+            r"client_ca .*none\.pem cannot be read",
+        ),
         ({"client_ca": "key.pem", "client_certificates": "optional"}, r"client_ca .*key\.pem is no PEM file"),
         ({"client_ca": "broken.pem", "client_certificates": "optional"}, r"broken\.pem cannot be loaded"),
         ({"minimum": "1.1"}, "choose 1.2 or 1.3"),
@@ -335,7 +341,7 @@ async def test_a_bad_record_is_a_connection_error(files: Files, junk: bytes) -> 
 )
 @run
 async def test_junk_is_refused_quietly(files: Files, junk: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.WARNING):
         async with serving("tls://127.0.0.1:0", ssl_context=context(files)) as server:
             with await server.dial() as sock:
                 await send(sock, junk)
@@ -360,7 +366,7 @@ async def test_a_silent_peer_is_closed_and_holds_nobody_up(files: Files) -> None
 
 @run
 async def test_a_peer_that_leaves_in_the_handshake(files: Files, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.WARNING):
         async with serving("tls://127.0.0.1:0", ssl_context=context(files), linger=5.0) as server:
             with await server.dial() as sock:
                 sock.shutdown(socket.SHUT_WR)
