@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
@@ -25,10 +25,11 @@ from broker.errors import (
 )
 from broker.hook.base import ClientInfo
 from broker.hook.stats import Stats
+from broker.outbound import Outbound
 from broker.packet.codec import fit
 from broker.packet.enums import Version
 from broker.packet.message import Message, encode_publish
-from broker.packet.packets import NO_PROPERTIES, Auth, Connack, Disconnect, Packet, Properties
+from broker.packet.packets import NO_PROPERTIES, Connack, Disconnect, Packet, Properties
 from broker.packet.reader import PacketReader, TopicNames
 from broker.session.alias import InboundAliases, OutboundAliases
 from broker.session.session import Session, remaining
@@ -37,9 +38,6 @@ from broker.transport.base import Connection
 
 log = logging.getLogger("broker.client")
 
-BURST = 256 * 1024  # bytes that may collect within one turn of the loop before they are written
-UNREAD_ACKS = 64 * 1024  # bytes of control packets for a socket that takes none before we stop reading
-FEED = 64  # retained messages that one turn of the loop sends
 ACK = Struct(">BBH")  # PUBACK, PUBREC, PUBREL and PUBCOMP with Reason Code 0x00, in every version
 PACKET_ID = Struct(">H")
 
@@ -90,27 +88,16 @@ class Client:
     """One connection that speaks MQTT.
 
     `read_loop` alone decodes and runs handlers, one packet after the other. Whatever is to be sent
-    collects in `_outbound` and is written once per turn of the loop by `write_loop`, or earlier by
-    `_flush` when a burst grows large. Nothing that sends ever waits. While the socket takes no more
-    the queue is bounded: `full` tells, QoS 0 is dropped and counted, QoS 1 and 2 stay in the session;
-    control packets are always taken, and a client that leaves too many of them unread is not read.
+    goes into `outbound`, whose `write_loop` alone writes; nothing that sends ever waits. While the
+    socket takes no more, QoS 0 is dropped and counted when `full`, QoS 1 and 2 stay in the session,
+    and control packets are taken; a client that leaves too many of those unread is not read.
     """
 
     __slots__ = (
-        "_blocked",
-        "_blocked_bytes",
-        "_blocked_since",
         "_careful",
         "_connection",
-        "_control_bytes",
-        "_feed",
-        "_outbound",
-        "_outbound_bytes",
-        "_pending_seen",
         "_task",
         "_terms",
-        "_unblocked",
-        "_waker",
         "accepted_at",
         "aliases",
         "bridge",
@@ -119,7 +106,6 @@ class Client:
         "ending",
         "epoch",
         "exchange",
-        "full",
         "handling",
         "info",
         "keep_alive",
@@ -127,6 +113,7 @@ class Client:
         "left",
         "maximum_packet_size",
         "normal",
+        "outbound",
         "outbound_aliases",
         "partial_since",
         "phase",
@@ -141,19 +128,11 @@ class Client:
         peer = connection.peer
         self._connection = connection
         self._terms = terms
-        self._outbound: list[bytes] = []
-        self._outbound_bytes = 0
-        self._blocked = False
-        self._blocked_bytes = 0
-        self._blocked_since = 0.0
-        self._control_bytes = 0
-        self._pending_seen = 0
-        self._waker: asyncio.Future[None] | None = None
-        self._unblocked: asyncio.Future[None] | None = None
-        self._feed: dict[str, Iterator[bool]] | None = None
+        self.outbound = Outbound(
+            connection, terms.limits, terms.clock, terms.stats, terms.budget, self._resumed
+        )
         self._task: asyncio.Task[None] | None = None
         self._careful = False  # a Maximum Packet Size or Topic Aliases: no frame fits all
-        self.full = False
         self.phase = Phase.NEW
         self.ending: MqttError | None = None
         self.normal = False  # the client said DISCONNECT 0x00
@@ -250,8 +229,8 @@ class Client:
             if reader.error is not None:
                 raise reader.error
             self._note_partial(bool(packets))
-            if self._control_bytes > UNREAD_ACKS:
-                await self._until_unblocked()
+            if self.outbound.swamped:
+                await self._until_taken()
 
     def _note_partial(self, progressed: bool) -> None:
         if not self.reader.partial:
@@ -259,12 +238,10 @@ class Client:
         elif progressed or self.partial_since is None:
             self.partial_since = self._terms.clock()
 
-    async def _until_unblocked(self) -> None:
+    async def _until_taken(self) -> None:
         """The client reads nothing of what it asks for: read no more of it until it does."""
         self.handling = True  # the time we do not read is not held against the client
-        while self._blocked and self._control_bytes > UNREAD_ACKS and self.phase is not Phase.GONE:
-            self._unblocked = asyncio.get_running_loop().create_future()
-            await self._unblocked
+        await self.outbound.until_taken()
         self.handling = False
         self.last_packet_at = self._terms.clock()
 
@@ -283,7 +260,7 @@ class Client:
             self.phase = Phase.GONE
             self.ending = self.ending or error
             if data:
-                self._write(data)
+                self.outbound.write(data)
             self._close()
 
     def _refusal(self, error: MqttError) -> bytes | None:
@@ -318,8 +295,8 @@ class Client:
         connected = self.phase is Phase.CONNECTED
         self.ending = self.ending or error
         if flush:
-            self._flush()
-        self._discard_outbound()
+            self.outbound.flush()
+        self.outbound.discard()
         if connected and self.version is Version.MQTT_5:
             self._say_disconnect(error)
         self.phase = Phase.GONE
@@ -335,11 +312,11 @@ class Client:
         data = fit(Disconnect(reason, properties), self.version, self.maximum_packet_size)
         if data:
             self._terms.stats.messages_sent += 1
-            self._write(data)
+            self.outbound.write(data)
 
     def finish(self) -> None:
         """The client said DISCONNECT: send what is queued, read no more, close [MQTT-3.14.4-2]."""
-        self._flush()
+        self.outbound.flush()
         self.phase = Phase.GONE
         self._close()
 
@@ -351,12 +328,10 @@ class Client:
 
     def _close(self) -> None:
         if self.phase is not Phase.GONE:
-            self._flush()
+            self.outbound.flush()
             self.phase = Phase.GONE
-        self._discard_outbound()
+        self.outbound.close()
         self._connection.close()
-        if self._unblocked is not None and not self._unblocked.done():
-            self._unblocked.set_result(None)
 
     async def wait_closed(self) -> None:
         """Wait until the bytes are gone and the connection with them."""
@@ -371,8 +346,9 @@ class Client:
             self._check_connected(now, limits)
         elif not self.handling:
             self._check_early(now - self.accepted_at, limits)
-        if self._blocked:
-            self._check_blocked(now, limits)
+        if self.outbound.stalled(now):
+            self.abort(MqttError(f"the socket took nothing for {limits.send_timeout:g} s"))
+            self._cancel()
 
     def _check_early(self, age: float, limits: Limits) -> None:
         """Before CONNACK: a silent close, or 0x87 in the middle of an authentication exchange [B02]."""
@@ -389,14 +365,6 @@ class Client:
             self.end(KeepAliveTimeout(f"no packet for {1.5 * self.keep_alive:g} s"))
         elif self.partial_since is not None and now - self.partial_since >= limits.partial_packet_timeout:
             self.end(ProtocolError("a packet was begun and not completed in time"))
-
-    def _check_blocked(self, now: float, limits: Limits) -> None:
-        pending = self._connection.pending()
-        if pending != self._pending_seen:
-            self._pending_seen, self._blocked_since = pending, now
-        elif now - self._blocked_since >= limits.send_timeout:
-            self.abort(MqttError(f"the socket took nothing for {limits.send_timeout:g} s"))
-            self._cancel()
 
     def _cancel(self) -> None:
         if self._task is not None:
@@ -418,8 +386,10 @@ class Client:
         The bytes are the same for every subscriber of this version, QoS and RETAIN, unless identifiers,
         expiry, an alias or a limit make them its own.
         """
-        if self._blocked and qos == 0 and (self.full or self._terms.budget.spent):
-            self._terms.dropped(self.info.client_id, message, "outbound_full" if self.full else "memory")
+        outbound = self.outbound
+        if outbound.blocked and qos == 0 and (outbound.full or outbound.budget.spent):
+            reason = "outbound_full" if outbound.full else "memory"
+            self._terms.dropped(self.info.client_id, message, reason)
             return False
         if identifiers or dup or self._careful or message.expires_at is not None:
             data = self._encode(message, qos, retain, identifiers, packet_id, dup)
@@ -432,7 +402,8 @@ class Client:
         else:
             data = message.frame(self.version, 0, retain)[0]
         self._terms.stats.publish_sent += 1
-        self._queue(data)
+        if self.phase is not Phase.GONE:
+            outbound.put(data)
         return True
 
     def _encode(
@@ -469,6 +440,16 @@ class Client:
             self.outbound_aliases.commit(message.topic_name, alias)
         return data
 
+    @property
+    def full(self) -> bool:
+        """The socket takes no more, and enough waits for it; see session.Link."""
+        return self.outbound.full
+
+    def _resumed(self) -> None:
+        """The socket takes data again: so may the session."""
+        if self.session is not None and self.session.link is self:
+            self.session.pump()
+
     def fits(self, message: Message) -> bool:
         """Whether *message* is likely within the client's Maximum Packet Size; see session.Link."""
         limit = self.maximum_packet_size
@@ -480,7 +461,7 @@ class Client:
             return
         data = fit(packet, self.version, self.maximum_packet_size)
         if data is not None:
-            self._send_control(data)
+            self.outbound.put_control(data)
         elif isinstance(packet, Connack):
             self.abort(PacketTooLarge("CONNACK does not fit the client's Maximum Packet Size"))
         else:
@@ -488,134 +469,16 @@ class Client:
 
     def acknowledge(self, first_byte: int, packet_id: int) -> None:
         """Queue PUBACK 0x40, PUBREC 0x50, PUBREL 0x62 or PUBCOMP 0x70 with Reason Code 0x00."""
-        self._send_control(ACK.pack(first_byte, 2, packet_id))
-
-    def _send_control(self, data: bytes) -> None:
-        if self._blocked:
-            self._control_bytes += len(data)
-        self._queue(data)
-
-    def _queue(self, data: bytes) -> None:
-        if self.phase is Phase.GONE:
-            return
-        outbound = self._outbound
-        outbound.append(data)
-        self._outbound_bytes += len(data)
-        self._terms.stats.messages_sent += 1
-        if self._blocked:
-            self._count_blocked(len(data))
-        elif len(outbound) == 1:
-            self._wake()
-        elif self._outbound_bytes > BURST:
-            self._flush()
-
-    def _count_blocked(self, size: int) -> None:
-        limits = self._terms.limits
-        self._blocked_bytes += size
-        self._terms.budget.take_anyway(size)
-        waiting = self._outbound_bytes + self._connection.pending()
-        self.full = (
-            len(self._outbound) >= limits.maximum_outbound_packets or waiting >= limits.maximum_outbound_bytes
-        )
-
-    def _flush(self) -> None:
-        """Write all that has collected, in one call."""
-        outbound = self._outbound
-        if outbound and self.phase is not Phase.GONE:
-            data = outbound[0] if len(outbound) == 1 else b"".join(outbound)
-            outbound.clear()
-            self._outbound_bytes = 0
-            self._write(data)
-
-    def _write(self, data: bytes) -> None:
-        self._terms.stats.bytes_sent += len(data)
-        self._connection.write(data)
-        if not self._blocked and self._connection.pending():
-            self._blocked = True
-            self._blocked_since = self._terms.clock()
-            self._pending_seen = self._connection.pending()
-            self._wake()
-
-    def _discard_outbound(self) -> None:
-        self._outbound.clear()
-        self._outbound_bytes = 0
-        self._terms.budget.give(self._blocked_bytes)
-        self._blocked_bytes = 0
-
-    def _wake(self) -> None:
-        waker = self._waker
-        if waker is not None and not waker.done():
-            waker.set_result(None)
+        if self.phase is not Phase.GONE:
+            self.outbound.put_control(ACK.pack(first_byte, 2, packet_id))
 
     async def _guarded_write_loop(self) -> None:
         try:
-            await self.write_loop()
+            await self.outbound.write_loop()
         except Exception as error:
             log.exception("client %r from %s: unexpected error", self.client_id, self.info.address)
             self.abort(MqttError(f"unexpected error in the write loop: {error}"))
             self._cancel()
-
-    async def write_loop(self) -> None:
-        """Write once per turn of the loop; wait for the socket when it takes no more."""
-        loop = asyncio.get_running_loop()
-        while True:
-            if not self._outbound and not self._blocked and not self._feed:
-                self._waker = loop.create_future()
-                await self._waker
-            if not self._blocked:
-                self._flush()
-            if self._blocked:
-                await self._connection.drain()
-                self._unblock()
-            elif self._feed:
-                await self._send_feed(loop)
-
-    def _unblock(self) -> None:
-        """The socket has taken everything: what waited behind it goes on."""
-        self._blocked = self.full = False
-        self._control_bytes = 0
-        self._terms.budget.give(self._blocked_bytes)
-        self._blocked_bytes = 0
-        self._flush()
-        if self._unblocked is not None and not self._unblocked.done():
-            self._unblocked.set_result(None)
-        if self.session is not None and self.session.link is self:
-            self.session.pump()
-
-    # ---- many retained messages: sent as the client takes them, never all at once
-
-    def feed(self, topic_filter: str, steps: Iterator[bool]) -> None:
-        """Run *steps* little by little; each sends one message, and gives False when it must wait first.
-
-        A later feed for the same filter takes the place of an earlier one.
-        """
-        if self._feed is None:
-            self._feed = {}
-        self._feed[topic_filter] = steps
-        self._wake()
-
-    def resume_feed(self) -> None:
-        """Something was acknowledged: a feed that waits may go on."""
-        if self._feed:
-            self._wake()
-
-    async def _send_feed(self, loop: asyncio.AbstractEventLoop) -> None:
-        feed = self._feed
-        assert feed
-        topic_filter, steps = next(iter(feed.items()))
-        for _ in range(FEED):
-            went_on = next(steps, None)
-            if went_on is None:
-                if feed.get(topic_filter) is steps:
-                    del feed[topic_filter]
-                break
-            if not went_on:
-                self._flush()
-                if not self._blocked:
-                    self._waker = loop.create_future()
-                    await self._waker
-                return
-        await asyncio.sleep(0)
 
     # ---- what a refusal says
 
@@ -633,7 +496,3 @@ class Client:
         if self.version is not Version.MQTT_5 or not self.problem_information:
             return NO_PROPERTIES
         return self._explain(error)
-
-    def send_auth(self, packet: Auth) -> None:
-        """AUTH may be sent before CONNACK as well [MQTT-3.2.0-1]."""
-        self.send(packet)

@@ -15,7 +15,7 @@ BROKER = Path(__file__).parent.parent / "broker"
 
 ORDER = (
     *("version", "errors", "config", "packet", "topic", "store", "session", "hook", "router", "transport"),
-    *("client", "core", "lane", "handle", "inprocess", "gateway", "cluster", "broker", "testing"),
+    *("outbound", "client", "core", "lane", "handle", "inprocess", "gateway", "cluster", "broker", "testing"),
 )
 
 
@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hook": {"errors", "packet", "topic"},
     "router": {"errors", "packet", "topic", "store", "hook"},
     "transport": {"errors"},
+    "outbound": {"errors", "config", "hook", "store", "transport"},
     "client": above("client", "router"),
     "core": above("core"),
     "lane": above("lane"),

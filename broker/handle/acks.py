@@ -16,7 +16,7 @@ async def handle_puback(core: Core, client: Client, packet: Puback) -> None:
     """PUBACK: the QoS 1 message is done, whatever the code says [MQTT-4.4.0-2]. Unknown: ignored."""
     assert client.session is not None
     client.session.acknowledge(packet.packet_id, PacketType.PUBACK, packet.reason_code)
-    client.resume_feed()
+    client.outbound.resume_feed()
 
 
 async def handle_pubrec(core: Core, client: Client, packet: Pubrec) -> None:
@@ -27,7 +27,7 @@ async def handle_pubrec(core: Core, client: Client, packet: Pubrec) -> None:
         _answer_unknown(client, Pubrel, packet.packet_id, PUBREL)
     elif delivery.state is State.WAIT_PUBCOMP:
         client.acknowledge(PUBREL, packet.packet_id)
-    client.resume_feed()
+    client.outbound.resume_feed()
 
 
 async def handle_pubrel(core: Core, client: Client, packet: Pubrel) -> None:
@@ -57,7 +57,7 @@ async def handle_pubcomp(core: Core, client: Client, packet: Pubcomp) -> None:
     """PUBCOMP: the QoS 2 message is done. Unknown: ignored."""
     assert client.session is not None
     client.session.acknowledge(packet.packet_id, PacketType.PUBCOMP, packet.reason_code)
-    client.resume_feed()
+    client.outbound.resume_feed()
 
 
 def _answer_unknown(

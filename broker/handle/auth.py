@@ -58,7 +58,7 @@ async def _step(core: Core, client: Client, properties: Properties) -> None:
     step = await core.hooks.on_auth(client.info, exchange.method, properties.get("authentication_data"))
     answer = _answer(client, exchange.method, step)
     if not step.done:
-        client.send_auth(Auth(ReasonCode.CONTINUE_AUTHENTICATION, answer))
+        client.send(Auth(ReasonCode.CONTINUE_AUTHENTICATION, answer))
         return
     client.exchange = None
     if exchange.packet is not None and exchange.accept is not None:
@@ -67,7 +67,7 @@ async def _step(core: Core, client: Client, properties: Properties) -> None:
         client.info.user_name = user_name
         raise NotAuthorized("re-authentication as another user")
     else:
-        client.send_auth(Auth(ReasonCode.SUCCESS, answer))
+        client.send(Auth(ReasonCode.SUCCESS, answer))
 
 
 def _answer(client: Client, method: str, step: AuthStep) -> dict[str, Any]:

@@ -172,7 +172,7 @@ def _send_retained(
             return
         if not went_on:
             break
-    client.feed(subscription.topic_filter, steps)
+    client.outbound.feed(subscription.topic_filter, steps)
 
 
 def _steps(

@@ -91,7 +91,7 @@ def key_of(name: str) -> tuple[str, str] | None:
     return ("b", f"B{match[1]}") if match else None
 
 
-def tests() -> list[Test]:
+def all_tests() -> list[Test]:
     """Every test function of this folder, in the order of files and lines."""
     found = []
     for path in sorted(HERE.glob("test_*.py")):
@@ -125,7 +125,7 @@ def looks(function: ast.FunctionDef, local: dict[str, ast.FunctionDef], seen: se
 def covered() -> dict[tuple[str, str], Statement]:
     """The statements with their tests filled in; tests without a known id are left out."""
     found = statements()
-    for test in tests():
+    for test in all_tests():
         if test.key in found:
             found[test.key].tests.append(test.name)
     return found

@@ -236,7 +236,9 @@ class Server:
         for client in self.clients:
             client.close()
         try:
-            self.wait_until(lambda: not self.recorder.live, "the end of every client")
+            self.wait_until(
+                lambda: not self.recorder.live and not self.broker.clients, "the end of every client"
+            )
         finally:
             try:
                 self.run(self.broker.stop())

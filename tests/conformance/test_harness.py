@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from tests.conformance import wire
 from tests.conformance.client import Raw
+from tests.conformance.hooks import Failing
+from tests.conformance.server import LoopThread, Server, configure
 from tests.conformance.transports import Tcp
 
 BREACHES_5 = [
@@ -201,3 +203,46 @@ def test_the_inspector_looks_at_the_whole_connection(script: Script, raw: str) -
             client.recv(0.3)
     assert "nothing came" not in str(caught.value) and "server closed" not in str(caught.value)
     client.close()
+
+
+def _server(thread: LoopThread) -> Server:
+    return Server(thread, "tcp", random.Random(1), configure(None, {}), [Failing()])
+
+
+def test_an_error_in_the_log_fails_the_test(loop_thread: LoopThread) -> None:
+    server = _server(loop_thread)
+    server.connect("c").publish("boom", b"x", qos=1, reason=0x83)
+    with pytest.raises(AssertionError, match="on purpose"):
+        server.close()
+
+
+def test_an_error_that_does_not_come_fails_the_test(loop_thread: LoopThread) -> None:
+    server = _server(loop_thread)
+    server.expect_errors()
+    with pytest.raises(AssertionError, match="wanted an error"):
+        server.close()
+
+
+def test_a_breach_that_is_no_breach_fails_the_test(loop_thread: LoopThread) -> None:
+    server = _server(loop_thread)
+    with pytest.raises(AssertionError):
+        server.expect_breach(wire.pingreq(), codes=0x81)
+    with pytest.raises(AssertionError):
+        server.expect_breach(wire.subscribe(0, "t"), codes=0x81)
+    server.close()
+
+
+def test_an_unknown_setting_is_an_error() -> None:
+    with pytest.raises(AssertionError, match="receive_maximum"):
+        configure(None, {"recieve_maximum": 5})
+
+
+def test_time_moves_when_the_test_says_so(loop_thread: LoopThread) -> None:
+    server = _server(loop_thread)
+    client = server.connect("c", keep_alive=2)
+    server.advance(2.9, step=0.5)
+    client.ping()
+    server.advance(2.9)
+    server.advance(0.2)
+    client.expect_close(0x8D)
+    server.close()

@@ -1,0 +1,230 @@
+"""Outbound: what is on its way to one client's socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from broker.config import Limits
+from broker.hook.stats import Stats
+from broker.store.budget import ByteBudget
+from broker.transport.base import Connection
+
+BURST = 256 * 1024  # bytes that may collect within one turn of the loop before they are written
+UNREAD_ACKS = 64 * 1024  # bytes of control packets for a socket that takes none: too many
+FEED = 64  # retained messages that one turn of the loop sends
+
+
+class Outbound:
+    """Packets of one client that wait to be written.
+
+    `put` never waits. Packets collect and are written once per turn of the loop by `write_loop`, or
+    earlier when a burst grows large. While the socket takes no more (`blocked`) the queue is
+    bounded: `full` tells when 256 packets or the bytes allowed wait, and whoever sends data must ask
+    first. Control packets are always taken; `swamped` tells when too many of them go unread.
+    """
+
+    __slots__ = (
+        "_blocked_bytes",
+        "_blocked_since",
+        "_bytes",
+        "_clock",
+        "_closed",
+        "_connection",
+        "_control_bytes",
+        "_feed",
+        "_limits",
+        "_packets",
+        "_pending_seen",
+        "_resumed",
+        "_stats",
+        "_unblocked",
+        "_waker",
+        "blocked",
+        "budget",
+        "full",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        limits: Limits,
+        clock: Callable[[], float],
+        stats: Stats,
+        budget: ByteBudget,
+        resumed: Callable[[], None],
+    ) -> None:
+        """*resumed* is called each time the socket takes data again."""
+        self._connection = connection
+        self._limits = limits
+        self._clock = clock
+        self._stats = stats
+        self.budget = budget
+        self._resumed = resumed
+        self._packets: list[bytes] = []
+        self._bytes = 0
+        self._blocked_bytes = 0  # of the byte budget
+        self._blocked_since = 0.0
+        self._control_bytes = 0
+        self._pending_seen = 0
+        self._waker: asyncio.Future[None] | None = None
+        self._unblocked: asyncio.Future[None] | None = None
+        self._feed: dict[str, Iterator[bool]] | None = None
+        self._closed = False
+        self.blocked = False
+        self.full = False
+
+    # ---- taking
+
+    def put(self, data: bytes) -> None:
+        """Take a packet for the socket."""
+        packets = self._packets
+        packets.append(data)
+        self._bytes += len(data)
+        self._stats.messages_sent += 1
+        if self.blocked:
+            self._count_blocked(len(data))
+        elif len(packets) == 1:
+            self._wake()
+        elif self._bytes > BURST:
+            self.flush()
+
+    def put_control(self, data: bytes) -> None:
+        """Take a packet that is never dropped for data."""
+        if self.blocked:
+            self._control_bytes += len(data)
+        self.put(data)
+
+    def _count_blocked(self, size: int) -> None:
+        limits = self._limits
+        self._blocked_bytes += size
+        self.budget.take_anyway(size)
+        waiting = self._bytes + self._connection.pending()
+        self.full = (
+            len(self._packets) >= limits.maximum_outbound_packets or waiting >= limits.maximum_outbound_bytes
+        )
+
+    @property
+    def swamped(self) -> bool:
+        """Whether the peer leaves so many control packets unread that it must not be read any more."""
+        return self._control_bytes > UNREAD_ACKS
+
+    # ---- writing
+
+    def flush(self) -> None:
+        """Write all that has collected, in one call."""
+        packets = self._packets
+        if packets and not self._closed:
+            data = packets[0] if len(packets) == 1 else b"".join(packets)
+            packets.clear()
+            self._bytes = 0
+            self.write(data)
+
+    def write(self, data: bytes) -> None:
+        """Write *data* now, behind what was written before."""
+        self._stats.bytes_sent += len(data)
+        self._connection.write(data)
+        if not self.blocked and self._connection.pending():
+            self.blocked = True
+            self._blocked_since = self._clock()
+            self._pending_seen = self._connection.pending()
+            self._wake()
+
+    async def write_loop(self) -> None:
+        """Write once per turn of the loop; wait for the socket when it takes no more. Until cancelled."""
+        while True:
+            if not self._packets and not self.blocked and not self._feed:
+                await self._woken()
+            if not self.blocked:
+                self.flush()
+            if self.blocked:
+                await self._connection.drain()
+                self._unblock()
+            elif self._feed:
+                await self._send_feed(self._feed)
+
+    def _wake(self) -> None:
+        waker = self._waker
+        if waker is not None and not waker.done():
+            waker.set_result(None)
+
+    async def _woken(self) -> None:
+        self._waker = asyncio.get_running_loop().create_future()
+        await self._waker
+
+    def _unblock(self) -> None:
+        """The socket has taken everything: what waited behind it goes on."""
+        self.blocked = self.full = False
+        self._control_bytes = 0
+        self._release()
+        self.flush()
+        self._tell_unblocked()
+        self._resumed()
+
+    def _tell_unblocked(self) -> None:
+        if self._unblocked is not None and not self._unblocked.done():
+            self._unblocked.set_result(None)
+
+    def _release(self) -> None:
+        self.budget.give(self._blocked_bytes)
+        self._blocked_bytes = 0
+
+    async def until_taken(self) -> None:
+        """Wait while the peer leaves too many control packets unread."""
+        while self.blocked and self.swamped and not self._closed:
+            self._unblocked = asyncio.get_running_loop().create_future()
+            await self._unblocked
+
+    def stalled(self, now: float) -> bool:
+        """Whether the socket has taken nothing for `send_timeout` seconds although bytes wait."""
+        if not self.blocked:
+            return False
+        pending = self._connection.pending()
+        if pending != self._pending_seen:
+            self._pending_seen, self._blocked_since = pending, now
+        return now - self._blocked_since >= self._limits.send_timeout
+
+    def discard(self) -> None:
+        """Throw away what was not written."""
+        self._packets.clear()
+        self._bytes = 0
+        self._release()
+
+    def close(self) -> None:
+        """Nothing is written any more."""
+        self._closed = True
+        self.discard()
+        self._feed = None
+        self._tell_unblocked()
+
+    # ---- many retained messages: sent as the client takes them, never all at once
+
+    def feed(self, topic_filter: str, steps: Iterator[bool]) -> None:
+        """Run *steps* little by little; each puts one message, and gives False when it must wait first.
+
+        A later feed for the same filter takes the place of an earlier one.
+        """
+        if self._feed is None:
+            self._feed = {}
+        self._feed[topic_filter] = steps
+        self._wake()
+
+    def resume_feed(self) -> None:
+        """Something was acknowledged: a feed that waits may go on."""
+        if self._feed:
+            self._wake()
+
+    async def _send_feed(self, feed: dict[str, Iterator[bool]]) -> None:
+        topic_filter, steps = next(iter(feed.items()))
+        for _ in range(FEED):
+            went_on = next(steps, None)
+            if went_on is None:
+                if feed.get(topic_filter) is steps:
+                    del feed[topic_filter]
+                break
+            if not went_on:
+                self.flush()
+                if not self.blocked:
+                    await self._woken()
+                return
+        await asyncio.sleep(0)
