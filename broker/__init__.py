@@ -1,6 +1,7 @@
 """pybroker: an MQTT 3.1.1 and 5.0 broker in plain Python."""
 
 from broker.broker import Broker
+from broker.config import VERSION as __version__
 from broker.config import Capacity, Config, Limits, Log, Protocol, Tls, WebSocket
 from broker.errors import (
     BadUserNameOrPassword,
@@ -13,12 +14,11 @@ from broker.errors import (
     TopicFilterInvalid,
     TopicNameInvalid,
 )
+from broker.gateway.local import LocalSubscription
 from broker.hook.base import AuthStep, ClientInfo, HookBase
-from broker.inprocess import LocalSubscription
 from broker.packet.enums import QoS, Version
 from broker.packet.message import Message
 from broker.packet.packets import Connect, SubscribeRequest
-from broker.version import VERSION as __version__
 
 __all__ = [
     "AuthStep",

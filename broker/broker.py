@@ -14,15 +14,15 @@ from types import MappingProxyType, TracebackType
 from typing import Any
 
 from broker.client import Client, ClientTerms
-from broker.config import Config
+from broker.config import VERSION, Config
 from broker.core import Core
 from broker.errors import BrokerError, MqttError, ProtocolError, ReasonCode, ServerShuttingDown
+from broker.gateway.local import LocalSubscription
 from broker.handle.disconnect import serve_client, sweep_sessions
 from broker.handle.dispatch import dispatcher
 from broker.hook.base import HookBase
 from broker.hook.hooks import Hooks
 from broker.hook.stats import Stats, sys_values
-from broker.inprocess import LocalSubscription
 from broker.packet.message import Message, travelling
 from broker.packet.packets import NO_PROPERTIES, Properties
 from broker.packet.properties import Place, property_block
@@ -40,7 +40,6 @@ from broker.topic.tree import SubscriptionTree
 from broker.transport.base import Connection, Listener, TransportOptions
 from broker.transport.listen import listen
 from broker.transport.tls import server_context
-from broker.version import VERSION
 
 log = logging.getLogger("broker")
 

@@ -21,6 +21,8 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 
 from broker.errors import ConfigError
 
+VERSION = "0.1.0"  # of this package
+
 MIB = 1 << 20
 DAY = 24 * 3600
 

@@ -14,8 +14,8 @@ import pytest
 BROKER = Path(__file__).parent.parent / "broker"
 
 ORDER = (
-    *("version", "errors", "config", "packet", "topic", "store", "session", "hook", "router", "transport"),
-    *("outbound", "client", "core", "lane", "handle", "inprocess", "gateway", "cluster", "broker", "testing"),
+    *("errors", "config", "packet", "topic", "store", "session", "hook", "router", "transport"),
+    *("outbound", "client", "core", "lane", "handle", "gateway", "cluster", "broker", "testing"),
 )
 
 
@@ -25,7 +25,6 @@ def above(room: str, *but: str) -> set[str]:
 
 
 MAY_IMPORT: dict[str, set[str]] = {
-    "version": set(),
     "errors": set(),
     "config": {"errors"},
     "packet": {"errors"},
@@ -40,7 +39,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "core": above("core"),
     "lane": above("lane"),
     "handle": above("handle", "transport"),
-    "inprocess": {"errors", "packet", "topic"},
     "gateway": above("gateway", "handle"),
     "cluster": above("cluster"),
     "broker": above("broker"),
@@ -60,7 +58,7 @@ MODULES: dict[str, set[str]] = {
     "hook": {"base", "hooks", "auth", "acl", "limits", "stats", "export"},
     "transport": {"base", "address", "tcp", "tls", "listen", "http11", "frames", "websocket", "memory"},
     "handle": {"dispatch", "connect", "auth", "publish", "acks", "subscribe", "disconnect"},
-    "gateway": {"http", "metrics", "dashboard", "cable", "channel", "queue", "broadcast", "bridge"},
+    "gateway": {"local", "http", "metrics", "dashboard", "cable", "channel", "queue", "broadcast", "bridge"},
 }
 
 # What a room or module must do without: bytes and rules know no sockets, clocks or logs; to a session,
