@@ -12,16 +12,12 @@ from struct import Struct
 
 from broker.config import Limits, Protocol
 from broker.errors import (
-    BadUserNameOrPassword,
     ImplementationSpecificError,
     KeepAliveTimeout,
     MqttError,
     NotAuthorized,
     PacketTooLarge,
     ProtocolError,
-    ReasonCode,
-    UnknownProtocol,
-    UnsupportedProtocolVersion,
 )
 from broker.hook.base import ClientInfo
 from broker.hook.stats import Stats
@@ -29,8 +25,9 @@ from broker.outbound import Outbound
 from broker.packet.codec import fit
 from broker.packet.enums import Version
 from broker.packet.message import Message, encode_publish
-from broker.packet.packets import NO_PROPERTIES, Connack, Disconnect, Packet, Properties
+from broker.packet.packets import NO_PROPERTIES, Connack, Packet, Properties
 from broker.packet.reader import PacketReader, TopicNames
+from broker.refusal import connack_refusal, disconnect, explain
 from broker.session.alias import InboundAliases, OutboundAliases
 from broker.session.session import Session, remaining
 from broker.store.budget import ByteBudget
@@ -40,25 +37,6 @@ log = logging.getLogger("broker.client")
 
 ACK = Struct(">BBH")  # PUBACK, PUBREC, PUBREL and PUBCOMP with Reason Code 0x00, in every version
 PACKET_ID = Struct(">H")
-
-# Return Codes of CONNACK in 3.x [MQTT3 3.2.2.3]; a Reason Code that is not here closes without one.
-RETURN_CODES = {
-    ReasonCode.UNSUPPORTED_PROTOCOL_VERSION: 1,
-    ReasonCode.CLIENT_IDENTIFIER_NOT_VALID: 2,
-    ReasonCode.SERVER_UNAVAILABLE: 3,
-    ReasonCode.SERVER_BUSY: 3,
-    ReasonCode.QUOTA_EXCEEDED: 3,
-    ReasonCode.USE_ANOTHER_SERVER: 3,
-    ReasonCode.SERVER_MOVED: 3,
-    ReasonCode.BAD_USER_NAME_OR_PASSWORD: 4,
-    ReasonCode.NOT_AUTHORIZED: 5,
-    ReasonCode.BANNED: 5,
-}
-
-CONNACK_CODES = frozenset({*range(0x80, 0x8B), 0x8C, 0x90, 0x95, 0x97, *range(0x99, 0x9E), 0x9F})
-DISCONNECT_CODES = frozenset(
-    {0x00, 0x80, 0x81, 0x82, 0x83, 0x87, 0x89, 0x8B, 0x8D, 0x8E, 0x8F, 0x90, *range(0x93, 0xA3)}
-)
 
 
 class Phase(IntEnum):
@@ -254,7 +232,7 @@ class Client:
 
     def refuse(self, error: MqttError) -> None:
         """Answer CONNECT with *error*, or with nothing where the standard has no answer, and close."""
-        data = self._refusal(error)
+        data = connack_refusal(error, self.reader.version, self.maximum_packet_size, self._terms.protocol)
         if self.phase is not Phase.GONE:
             self._terms.stats.connections_refused += 1
             self.phase = Phase.GONE
@@ -263,38 +241,17 @@ class Client:
                 self.outbound.write(data)
             self._close()
 
-    def _refusal(self, error: MqttError) -> bytes | None:
-        if isinstance(error, UnknownProtocol):
-            return None
-        if isinstance(error, UnsupportedProtocolVersion):
-            return b"\x20\x02\x00\x01" if error.level & 0x7F < 5 else b"\x20\x03\x00\x84\x00"
-        if isinstance(error, (BadUserNameOrPassword, NotAuthorized)) and self._terms.protocol.silent_refusal:
-            return None
-        if self.reader.version is None:  # no CONNECT came [MQTT-3.1.0-1]
-            return None
-        if self.reader.version < Version.MQTT_5:
-            code = RETURN_CODES.get(error.reason)
-            return fit(Connack(False, code), self.reader.version, None) if code is not None else None
-        return self._refusal_5(error)
-
-    def _refusal_5(self, error: MqttError) -> bytes | None:
-        reason = error.reason if error.reason in CONNACK_CODES else ReasonCode.UNSPECIFIED_ERROR
-        properties = dict(self._explain(error))
-        if error.server_reference and reason in (0x9C, 0x9D):
-            properties["server_reference"] = error.server_reference
-        return fit(Connack(False, reason, properties), Version.MQTT_5, self.maximum_packet_size)
-
     def end(self, error: MqttError, *, flush: bool = False) -> None:
         """Close from our side: DISCONNECT with the Reason Code to a 5.0 client, nothing to 3.x [4.13].
 
-        What is queued for the socket is thrown away, or sent first with *flush*. May be called from
-        anywhere; the read loop is stopped where it stands.
+        What collected in this turn leaves first; what waits for a socket that takes no more is thrown
+        away, unless *flush*. May be called from anywhere; the read loop is stopped where it stands.
         """
         if self.phase is Phase.GONE:
             return
         connected = self.phase is Phase.CONNECTED
         self.ending = self.ending or error
-        if flush:
+        if flush or not self.outbound.blocked:
             self.outbound.flush()
         self.outbound.discard()
         if connected and self.version is Version.MQTT_5:
@@ -305,11 +262,7 @@ class Client:
             self._task.cancel()
 
     def _say_disconnect(self, error: MqttError) -> None:
-        reason = error.reason if error.reason in DISCONNECT_CODES else ReasonCode.UNSPECIFIED_ERROR
-        properties = dict(self._explain(error))
-        if error.server_reference and reason in (0x9C, 0x9D):
-            properties["server_reference"] = error.server_reference
-        data = fit(Disconnect(reason, properties), self.version, self.maximum_packet_size)
+        data = disconnect(error, self.maximum_packet_size, self._terms.protocol)
         if data:
             self._terms.stats.messages_sent += 1
             self.outbound.write(data)
@@ -482,17 +435,8 @@ class Client:
 
     # ---- what a refusal says
 
-    def _explain(self, error: MqttError) -> Properties:
-        properties: dict[str, object] = {}
-        if self._terms.protocol.reason_strings and error.reason >= 0x80:
-            text = error.reason_string or error.reason.name.replace("_", " ").capitalize()
-            properties["reason_string"] = text
-        if error.user_properties:
-            properties["user_property"] = list(error.user_properties)
-        return properties
-
     def explain(self, error: MqttError) -> Properties:
         """Reason String and User Properties for an acknowledgement; none if the client wants none."""
         if self.version is not Version.MQTT_5 or not self.problem_information:
             return NO_PROPERTIES
-        return self._explain(error)
+        return explain(error, self._terms.protocol)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from broker.errors import MqttError, QuotaExceeded
+from broker.errors import MqttError, ReasonCode
 from broker.hook.hooks import Hooks
 from broker.packet.message import Message
 from broker.store.base import RetainedStore
@@ -128,11 +128,10 @@ class Router:
         """Like `publish`, for a message that nobody can be told a refusal of: a will, `broker.publish`."""
         try:
             await self.publish(message)
-        except QuotaExceeded:
-            self._dropped(message.client_id, message, "retained_full")
+        except MqttError as error:
+            full = error.reason == ReasonCode.QUOTA_EXCEEDED
+            self._dropped(message.client_id, message, "retained_full" if full else "retained_failed")
             self.route(message)
-        except MqttError:
-            self._dropped(message.client_id, message, "refused")
 
     async def find_retained(self, topic_filter: str) -> Iterator[Message]:
         """The retained messages that match *topic_filter* and have not expired."""

@@ -15,7 +15,7 @@ BROKER = Path(__file__).parent.parent / "broker"
 
 ORDER = (
     *("errors", "config", "packet", "topic", "store", "session", "hook", "router", "transport"),
-    *("outbound", "client", "core", "lane", "handle", "gateway", "cluster", "broker", "testing"),
+    *("outbound", "refusal", "client", "core", "lane", "handle", "gateway", "cluster", "broker", "testing"),
 )
 
 
@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "router": {"errors", "packet", "topic", "store", "hook"},
     "transport": {"errors"},
     "outbound": {"errors", "config", "hook", "store", "transport"},
+    "refusal": {"errors", "config", "packet"},
     "client": above("client", "router"),
     "core": above("core"),
     "lane": above("lane"),

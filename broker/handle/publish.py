@@ -5,9 +5,7 @@ from __future__ import annotations
 from broker.client import Client
 from broker.core import Core
 from broker.errors import (
-    ImplementationSpecificError,
     MqttError,
-    NotAuthorized,
     PacketIdentifierInUse,
     PayloadFormatInvalid,
     ProtocolError,
@@ -27,6 +25,7 @@ from broker.topic.name import check_topic_name, levels
 
 PUBACK, PUBREC = 0x40, 0x50  # first bytes
 # What PUBACK and PUBREC may say besides success [MQTT5 3.4.2.1, 3.5.2.1].
+TRANSIENT = (ReasonCode.QUOTA_EXCEEDED, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)
 REFUSALS = frozenset({0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99})
 
 
@@ -189,7 +188,7 @@ def refuse_publish(core: Core, client: Client, packet: Publish, message: Message
         _refuse_3(core, client, packet, refusal)
     elif packet.qos == QoS.AT_MOST_ONCE:
         disconnect = core.config.protocol.refused_publish_qos_0 == "disconnect"
-        if disconnect or isinstance(refusal, PayloadFormatInvalid):
+        if disconnect or refusal.reason == ReasonCode.PAYLOAD_FORMAT_INVALID:
             raise refusal
     else:
         reason = refusal.reason if refusal.reason in REFUSALS else ReasonCode.UNSPECIFIED_ERROR
@@ -199,9 +198,9 @@ def refuse_publish(core: Core, client: Client, packet: Publish, message: Message
 
 def _refuse_3(core: Core, client: Client, packet: Publish, refusal: MqttError) -> None:
     """3.x has no negative acknowledgement: a positive one, or the end [MQTT-3.3.5-2, MQTT-4.8.0-2]."""
-    if isinstance(refusal, (QuotaExceeded, ImplementationSpecificError)):
+    if refusal.reason in TRANSIENT:
         raise refusal  # a transient error: the client may try again
-    if isinstance(refusal, NotAuthorized) and core.config.protocol.refused_publish_3x == "close":
+    if refusal.reason == ReasonCode.NOT_AUTHORIZED and core.config.protocol.refused_publish_3x == "close":
         raise refusal
     if packet.qos:
         client.acknowledge(PUBACK if packet.qos == QoS.AT_LEAST_ONCE else PUBREC, packet.packet_id)

@@ -16,18 +16,18 @@ class Policy(HookBase):
     """Refuses what its tables name, each with its Reason Code and the same extras.
 
     `Policy(publish={"no": 0x87}, subscribe={"no/#": 0x87}, unsubscribe={"stay": 0x87},
-    connect={"banned-id": 0x8A}, unreadable={"secret"}, credentials={"u": b"p"},
+    connect={"banned-id": 0x8A}, users={"banned": 0x8A}, unreadable={"secret"}, credentials={"u": b"p"},
     reason_string="No.", user_properties=[("k", "v")])`. With *credentials* every CONNECT must
     carry a pair from them (0x86), and what came is in `seen` as (client_id, user_name, password).
     """
 
     def __init__(self, *, publish: Codes | None = None, subscribe: Codes | None = None,
-                 unsubscribe: Codes | None = None, connect: Codes | None = None,
+                 unsubscribe: Codes | None = None, connect: Codes | None = None, users: Codes | None = None,
                  unreadable: Sequence[str] | set[str] = (), credentials: Mapping[str, bytes] | None = None,
                  reason_string: str | None = None,
                  user_properties: Sequence[tuple[str, str]] = ()) -> None:  # fmt: skip
         self.tables = {"publish": publish or {}, "subscribe": subscribe or {},
-                       "unsubscribe": unsubscribe or {}, "connect": connect or {}}  # fmt: skip
+                       "unsubscribe": unsubscribe or {}, "connect": connect or {}, "users": users or {}}  # fmt: skip
         self.unreadable, self.credentials = set(unreadable), credentials
         self.extras = {"reason_string": reason_string, "user_properties": user_properties}
         self.seen: list[tuple[str, str | None, bytes | None]] = []
@@ -44,6 +44,7 @@ class Policy(HookBase):
         ):
             raise BadUserNameOrPassword("wrong password", **self.extras)  # type: ignore[arg-type]
         self._check("connect", packet.client_id)
+        self._check("users", packet.user_name or "")
 
     async def on_publish(self, client: ClientInfo, message: Any) -> None:
         self._check("publish", message.topic_name)

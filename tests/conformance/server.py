@@ -160,6 +160,15 @@ class Server:
         client.connect(client_id, **kwargs)
         return client
 
+    def push(self, client: Raw, *chunks: bytes) -> None:
+        """*client* sends bytes that need no answer; the broker has dealt with them when this returns."""
+        self.settle()
+        stats = self.broker.stats
+        wanted = stats.bytes_received + sum(map(len, chunks))
+        client.send(*chunks)
+        self.wait_until(lambda: stats.bytes_received >= wanted, "the end of what was sent")
+        self.settle()
+
     def watch(
         self, topic_filter: str = "#", client_id: str = "watcher", qos: int = 2, version: int = 5
     ) -> Raw:
@@ -189,12 +198,13 @@ class Server:
         """
         with _noted(chunks):
             bystander = self._bystander()
-            will = wire.will("breach/will", b"gone", qos=1)
+            qos = min(1, self.broker.config.limits.maximum_qos)
+            will = wire.will("breach/will", b"gone", qos=qos)
             client = self.connect(f"breach-{len(self.clients)}", version, will=will, **connect)
             client.send(*chunks)
             client.expect_close(*_codes(codes))
             client.close()
-            bystander.expect("PUBLISH", topic_name="breach/will", payload=b"gone", qos=1)
+            bystander.expect("PUBLISH", topic_name="breach/will", payload=b"gone", qos=qos)
             bystander.expect_nothing()
 
     def expect_refused(self, *chunks: bytes, codes: Codes = (), version: int = 5) -> None:

@@ -221,8 +221,8 @@ def test_mqtt5_3_3_4_3__identifiers_of_all(server: Server) -> None:
     subscriber.subscribe("t/#", subscription_identifier=1)
     subscriber.subscribe("t/+", subscription_identifier=2)
     server.connect("p").publish("t/a", b"x", retain=True)
-    found = [packet.properties["subscription_identifier"] for packet in subscriber.drain()]
-    assert sorted(sum(found, [])) == [1, 2]
+    found = [one for packet in subscriber.drain() for one in packet.properties["subscription_identifier"]]
+    assert sorted(found) == [1, 2]
     for identifier, topic_filter in ((1, "t/#"), (2, "t/+")):
         subscriber.subscribe(topic_filter, subscription_identifier=identifier)
         subscriber.expect("PUBLISH", retain=True, subscription_identifier=[identifier])
@@ -267,7 +267,7 @@ def test_mqtt5_3_3_4_6__subscription_identifier_from_a_client(server: Server, id
     assert server.retained() == []
 
 
-# --------------------------------------------------------------------------- 3.3.4: Receive Maximum of the server
+# --------------------------------------------------------------------------- 3.3.4: the server's Receive Maximum
 
 
 def full_client(serve: Serve) -> Raw:
@@ -303,7 +303,7 @@ def test_mqtt5_3_3_4_7__what_is_not_counted(serve: Serve) -> None:
     client.expect_close(0x93)
 
 
-# --------------------------------------------------------------------------- 3.3.4: Receive Maximum of the client
+# --------------------------------------------------------------------------- 3.3.4: the client's Receive Maximum
 
 
 def subscriber_of(server: Server, receive_maximum: int, qos: int, count: int) -> Raw:
