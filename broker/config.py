@@ -64,7 +64,7 @@ Interval = Annotated[float, Between(0, DAY)]
 Listen = Annotated[
     tuple[str, ...],
     Like(
-        r"(tcp|tls|ws|wss)://.+|unix:.+",
+        r"(tcp|tls|ws|wss)://.+|unix:.+|memory:",
         "addresses tcp://host:port, tls://host:port, ws://host:port/path, wss://host:port/path or unix:/path",
     ),
 ]

@@ -40,7 +40,10 @@ async def handle_pubrel(core: Core, client: Client, packet: Pubrel) -> None:
     message = session.inflight.held.get(packet.packet_id)
     if message is None:
         return _answer_unknown(client, Pubcomp, packet.packet_id, PUBCOMP)
-    if message.retain and core.hooks.stores_retained:
+    if message.expires_at is not None and message.expires_at < core.clock():
+        session.let_go(packet.packet_id)  # the flow goes on, the message does not [MQTT-4.3.3-13]
+        core.dropped(client.client_id, message, "expired")
+    elif message.retain and core.hooks.stores_retained:
         await core.hooks.store_retained(message)
         session.let_go(packet.packet_id)
         core.router.route(message)

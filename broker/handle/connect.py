@@ -23,6 +23,7 @@ from broker.handle.disconnect import end_session, leave, publish_will
 from broker.handle.publish import check_publish_topic, check_user_properties, is_utf8
 from broker.packet.enums import Version
 from broker.packet.packets import Connack, Connect, Will
+from broker.packet.reader import MAXIMUM_PACKET_SIZE
 from broker.session.alias import InboundAliases
 from broker.session.session import Session
 from broker.session.will import will_of
@@ -238,7 +239,8 @@ def _announce(core: Core, client: Client, packet: Connect, session: Session) -> 
         found["receive_maximum"] = limits.receive_maximum
     if limits.maximum_qos < 2:
         found["maximum_qos"] = limits.maximum_qos
-    found["maximum_packet_size"] = limits.maximum_packet_size
+    if limits.maximum_packet_size < MAXIMUM_PACKET_SIZE:
+        found["maximum_packet_size"] = limits.maximum_packet_size
     if limits.topic_alias_maximum:
         found["topic_alias_maximum"] = limits.topic_alias_maximum
     for feature in (

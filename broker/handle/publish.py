@@ -25,8 +25,9 @@ from broker.topic.name import check_topic_name, levels
 
 PUBACK, PUBREC = 0x40, 0x50  # first bytes
 # What PUBACK and PUBREC may say besides success [MQTT5 3.4.2.1, 3.5.2.1].
-TRANSIENT = (ReasonCode.QUOTA_EXCEEDED, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)
 REFUSALS = frozenset({0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99})
+# Another try may succeed: a 3.x connection is closed and the client comes back [MQTT-4.8.0-2].
+TRANSIENT = (ReasonCode.QUOTA_EXCEEDED, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)
 
 
 async def handle_publish(core: Core, client: Client, packet: Publish) -> None:

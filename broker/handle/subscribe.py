@@ -185,7 +185,7 @@ def _steps(
             continue
         while session.link is client and _must_wait(client, session, min(message.qos, subscription.qos)):
             yield False
-        if session.link is not client or session.subscriptions.get(topic_filter) is not subscription:
+        if session.link is not client or topic_filter not in session.subscriptions:
             return
         allowed = core.router.inspected(client_id, message)
         if allowed is not None:

@@ -17,7 +17,7 @@ class Policy(HookBase):
 
     `Policy(publish={"no": 0x87}, subscribe={"no/#": 0x87}, unsubscribe={"stay": 0x87},
     connect={"banned-id": 0x8A}, users={"banned": 0x8A}, unreadable={"secret"}, credentials={"u": b"p"},
-    reason_string="No.", user_properties=[("k", "v")])`. With *credentials* every CONNECT must
+    reason_string="No.", user_properties=[("k", "v")], server_reference="other:1883")`. With *credentials* every CONNECT must
     carry a pair from them (0x86), and what came is in `seen` as (client_id, user_name, password).
     """
 
@@ -25,11 +25,14 @@ class Policy(HookBase):
                  unsubscribe: Codes | None = None, connect: Codes | None = None, users: Codes | None = None,
                  unreadable: Sequence[str] | set[str] = (), credentials: Mapping[str, bytes] | None = None,
                  reason_string: str | None = None,
-                 user_properties: Sequence[tuple[str, str]] = ()) -> None:  # fmt: skip
+                 user_properties: Sequence[tuple[str, str]] = (),
+                 server_reference: str | None = None) -> None:  # fmt: skip
         self.tables = {"publish": publish or {}, "subscribe": subscribe or {},
-                       "unsubscribe": unsubscribe or {}, "connect": connect or {}, "users": users or {}}  # fmt: skip
+                       "unsubscribe": unsubscribe or {}, "connect": connect or {},
+                       "users": users or {}}  # fmt: skip
         self.unreadable, self.credentials = set(unreadable), credentials
-        self.extras = {"reason_string": reason_string, "user_properties": user_properties}
+        self.extras = {"reason_string": reason_string, "user_properties": user_properties,
+                       "server_reference": server_reference}  # fmt: skip
         self.seen: list[tuple[str, str | None, bytes | None]] = []
 
     def _check(self, table: str, key: str) -> None:

@@ -175,7 +175,8 @@ class Server:
         """A bystander on plain TCP that sees every message as published, and acknowledges by itself."""
         client = self.client(version, transport="tcp")
         client.connect(client_id)
-        client.subscribe(topic_filter, qos=qos, retain_as_published=version == 5)
+        granted = [min(qos, self.broker.config.limits.maximum_qos)]
+        client.subscribe(topic_filter, qos=qos, retain_as_published=version == 5, granted=granted)
         client.auto_ack = True
         return client
 

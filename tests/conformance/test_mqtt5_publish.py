@@ -267,7 +267,7 @@ def test_mqtt5_3_3_4_6__subscription_identifier_from_a_client(server: Server, id
     assert server.retained() == []
 
 
-# --------------------------------------------------------------------------- 3.3.4: the server's Receive Maximum
+# --------------------------------------------------------------------------- 3.3.4: Receive Maximum, server
 
 
 def full_client(serve: Serve) -> Raw:
@@ -303,7 +303,7 @@ def test_mqtt5_3_3_4_7__what_is_not_counted(serve: Serve) -> None:
     client.expect_close(0x93)
 
 
-# --------------------------------------------------------------------------- 3.3.4: the client's Receive Maximum
+# --------------------------------------------------------------------------- 3.3.4: Receive Maximum, client
 
 
 def subscriber_of(server: Server, receive_maximum: int, qos: int, count: int) -> Raw:

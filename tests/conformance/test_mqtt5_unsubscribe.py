@@ -41,15 +41,15 @@ def test_mqtt5_3_10_3_1__bytes_after_the_last_filter(server: Server, tail: bytes
     without_effect(server, wire.unsubscribe(1, "t", tail=tail), MALFORMED)
 
 
-def test_mqtt5_3_10_3_2__no_filter_at_all(server: Server) -> None:
-    server.expect_breach(wire.unsubscribe(1), codes=PROTOCOL_ERROR)
-    without_effect(server, wire.unsubscribe(1, properties={"user_property": ("k", "v")}), PROTOCOL_ERROR)
+@pytest.mark.parametrize("named", [{}, {"user_property": ("k", "v")}])
+def test_mqtt5_3_10_3_2__no_filter_at_all(server: Server, named: dict[str, tuple[str, str]]) -> None:
+    without_effect(server, wire.unsubscribe(1, properties=named), PROTOCOL_ERROR)
 
 
 def test_mqtt5_3_10_4_1__filters_are_compared_character_by_character(server: Server) -> None:
     client, publisher = server.connect("c"), server.connect("p")
     client.subscribe("a/+")
-    others = ("a/b", "A/+", "a/+/", "a/#", "+/+", "/a/+", "a/+ /"[:3])
+    others = ("a/b", "A/+", "a/+/", "a/#", "+/+", "/a/+", "a")
     client.unsubscribe(*others, reasons=[0x11] * len(others))
     publisher.publish("a/b", b"1")
     client.expect_messages(b"1")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from broker.transport.listen import listen
 from broker.transport.websocket import Handler
 
 PATIENCE = 20.0  # seconds, for what must happen
+FOREVER = 100.0  # seconds, a linger time that no test can wait for
 ABSENCE = 0.1  # seconds, for what must not
 
 
@@ -76,7 +77,7 @@ class Server:
         )
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def serving(
     url: str = "tcp://127.0.0.1:0",
     routes: Mapping[str, Handler] | None = None,
@@ -139,3 +140,37 @@ async def turns(count: int = 50) -> None:
     """Let the loop look at its sockets some times."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+class Tls:
+    """A client's TLS over a raw socket, so that its records can be cut, bent and counted."""
+
+    def __init__(self, made: ssl.SSLContext) -> None:
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = made.wrap_bio(self.incoming, self.outgoing, server_hostname="localhost")
+
+    def records(self, data: bytes) -> bytes:
+        self.tls.write(data)
+        return self.outgoing.read()
+
+    def opened(self, records: bytes) -> bytes:
+        self.incoming.write(records)
+        plain = b""
+        with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+            while piece := self.tls.read(1 << 16):
+                plain += piece
+        return plain
+
+
+async def handshaken(server: Server, made: ssl.SSLContext) -> tuple[socket.socket, Tls]:
+    loop, client = asyncio.get_running_loop(), Tls(made)
+    sock = await server.dial()
+    while True:
+        try:
+            client.tls.do_handshake()
+        except ssl.SSLWantReadError:
+            await send(sock, client.outgoing.read())
+            client.incoming.write(await loop.sock_recv(sock, 1 << 16))
+        else:
+            await send(sock, client.outgoing.read())
+            return sock, client

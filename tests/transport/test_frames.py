@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -174,7 +176,7 @@ def test_chunk_borders_do_not_matter(raw: bytes, data: st.DataObject) -> None:
     cuts = data.draw(st.lists(st.integers(0, len(raw)), max_size=8))
     borders = sorted({0, *cuts, len(raw)})
     reader = FrameReader(MAXIMUM)
-    events = [event for a, b in zip(borders, borders[1:], strict=False) for event in reader.feed(raw[a:b])]
+    events = [event for a, b in pairwise(borders) for event in reader.feed(raw[a:b])]
     assert merged(events) == merged(FrameReader(MAXIMUM).feed(raw))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -124,6 +126,14 @@ def test_refusals(raw: bytes, status: int) -> None:
     assert again.value.status == status
 
 
+@pytest.mark.parametrize("first", ["GET / HTTP/1.1\r", "GET / HTTP/1.1\r\nA: b\r"])
+def test_a_bare_cr_between_chunks_is_refused_at_once(first: str) -> None:
+    reader = HeadReader(16384)
+    assert reader.feed(first.encode()) is None
+    with pytest.raises(HttpError):
+        reader.feed(b"X")
+
+
 @pytest.mark.parametrize(
     "raw",
     [
@@ -143,7 +153,7 @@ def test_accepted(raw: bytes) -> None:
 def test_chunk_borders_do_not_matter(cuts: list[int]) -> None:
     borders = sorted({0, *cuts, len(HEAD)})
     reader = HeadReader(16384)
-    found = [reader.feed(HEAD[a:b]) for a, b in zip(borders, borders[1:], strict=False)]
+    found = [reader.feed(HEAD[a:b]) for a, b in pairwise(borders)]
     assert found[:-1] == [None] * (len(found) - 1)
     assert found[-1] == read(HEAD)
 

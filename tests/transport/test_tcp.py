@@ -18,6 +18,7 @@ from broker.transport.listen import listen
 from broker.transport.tcp import CHUNK
 from tests.transport.sockets import (
     ABSENCE,
+    FOREVER,
     Server,
     read_size,
     receive,
@@ -36,9 +37,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return {"tcp": "tcp://127.0.0.1:0", "tcp6": "tcp://[::1]:0", "unix": f"unix:{tmp_path}/s"}[request.param]
 
 
-async def fill(sock: socket.socket, limit: int) -> int:
-    """Send until the other side takes no more; how many bytes it took."""
-    sent, idle = 0, 0
+async def fill(sock: socket.socket, sent: int, limit: int) -> int:
+    """Send until the other side takes no more; how many bytes it took, with the *sent* before."""
+    idle = 0
     while sent < limit and idle < 5:
         try:
             sent += sock.send(BIG[sent % len(BIG) :])
@@ -109,7 +110,9 @@ async def test_a_server_that_does_not_read_stops_the_peer(url: str) -> None:
     async with serving(url) as server:
         connection, sock = await server.pair()
         with sock:
-            sent = await fill(sock, 64 << 20)
+            sent = sock.send(BIG[:1000])
+            await turns()
+            sent = await fill(sock, sent, 64 << 20)
             assert sent < 64 << 20
             sizes, data = [], bytearray()
             while len(data) < sent:
@@ -157,7 +160,7 @@ async def test_a_cancelled_read_loses_nothing() -> None:
 
 @run
 async def test_half_close_by_the_peer_leaves_our_side_open(url: str) -> None:
-    async with serving(url, linger=30.0) as server:
+    async with serving(url, linger=FOREVER) as server:
         connection, sock = await server.pair()
         with sock:
             await send(sock, b"last words")
@@ -176,7 +179,7 @@ async def test_half_close_by_the_peer_leaves_our_side_open(url: str) -> None:
 @run
 async def test_close_lets_the_last_bytes_arrive_though_input_is_unread(url: str) -> None:
     """A plain close() would answer the unread input with a reset, and that can overtake the data."""
-    async with serving(url, linger=5.0) as server:
+    async with serving(url, linger=FOREVER) as server:
         connection, sock = await server.pair()
         with sock:
             await send(sock, b"x" * 3 * CHUNK)
@@ -193,7 +196,7 @@ async def test_close_lets_the_last_bytes_arrive_though_input_is_unread(url: str)
 
 @run
 async def test_close_sends_what_is_pending_first(url: str) -> None:
-    async with serving(url, linger=10.0) as server:
+    async with serving(url, linger=FOREVER) as server:
         connection, sock = await server.pair()
         with sock:
             connection.write(BIG)
@@ -288,7 +291,7 @@ async def test_close_and_abort_wake_a_waiting_read(url: str) -> None:
 
 @run
 async def test_abort_drops_everything(url: str) -> None:
-    async with serving(url, linger=30.0) as server:
+    async with serving(url, linger=FOREVER) as server:
         connection, sock = await server.pair()
         with sock:
             connection.write(BIG)
@@ -302,7 +305,7 @@ async def test_abort_drops_everything(url: str) -> None:
 
 @run
 async def test_abort_after_close_does_not_linger() -> None:
-    async with serving(linger=30.0) as server:
+    async with serving(linger=FOREVER) as server:
         connection, sock = await server.pair()
         with sock:
             connection.close()
@@ -371,6 +374,21 @@ async def test_stop_accepts_nothing_more_and_leaves_connections(url: str) -> Non
                 await server.dial()
             await send(sock, b"still here")
             assert await connection.read() == b"still here"
+
+
+@run
+async def test_nothing_is_handed_over_after_stop() -> None:
+    for count in range(8):  # turns of the loop between a connection and stop()
+        async with serving() as server:
+            with socket.create_connection(server.where()[1]) as sock:
+                await turns(count)
+                await server.listener.stop()
+                accepted = server.accepted.qsize()
+                await turns()
+                assert server.accepted.qsize() == accepted
+                if not accepted:
+                    with contextlib.suppress(ConnectionResetError):
+                        assert await asyncio.to_thread(sock.recv, 1) == b""
 
 
 @run

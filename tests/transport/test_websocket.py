@@ -207,7 +207,7 @@ async def test_upgrades_that_are_refused(
     request_head: bytes, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        async with serving(URL, linger=5.0) as server:
+        async with serving(URL, linger=FOREVER) as server:
             answer = await ask(server, request_head)
             assert answer.status == status
             assert answer.values("content-type") == ["text/plain; charset=utf-8"]
@@ -343,7 +343,7 @@ async def test_a_slow_head_is_closed(sent: bytes) -> None:
 
 @run
 async def test_a_peer_that_leaves_before_the_upgrade() -> None:
-    async with serving(URL, linger=5.0) as server:
+    async with serving(URL, linger=FOREVER) as server:
         with await server.dial() as sock:
             await send(sock, b"GET / ")
             sock.shutdown(socket.SHUT_WR)
@@ -457,7 +457,7 @@ async def test_pongs_for_a_peer_that_does_not_read_are_bounded() -> None:
 )
 @run
 async def test_what_breaks_the_rules_is_closed_with_a_code(raw: bytes, code: int) -> None:
-    async with connected(websocket_maximum_message_size=1000, linger=10.0) as (connection, client):
+    async with connected(websocket_maximum_message_size=1000, linger=FOREVER) as (connection, client):
         await client.frame(BINARY, b"before")
         await send(client.sock, raw)
         data = b""
@@ -484,7 +484,7 @@ async def test_what_breaks_the_rules_is_closed_with_a_code(raw: bytes, code: int
 )
 @run
 async def test_a_close_from_the_peer_is_echoed(payload: bytes, echo: bytes) -> None:
-    async with connected(linger=10.0) as (connection, client):
+    async with connected(linger=FOREVER) as (connection, client):
         await client.frame(BINARY, b"last")
         await client.frame(CLOSE, payload)
         await client.frame(BINARY, b"too late")
@@ -500,7 +500,7 @@ async def test_a_close_from_the_peer_is_echoed(payload: bytes, echo: bytes) -> N
 @pytest.mark.parametrize("reading", [True, False])
 @run
 async def test_close_waits_for_the_close_of_the_peer(reading: bool) -> None:
-    async with connected(linger=20.0) as (connection, client):
+    async with connected(linger=FOREVER) as (connection, client):
         waiting = asyncio.create_task(connection.read()) if reading else None
         await client.frame(BINARY, b"" if reading else b"unread" * 1000)
         await turns()
@@ -521,10 +521,37 @@ async def test_close_waits_for_the_close_of_the_peer(reading: bool) -> None:
 
 @run
 async def test_a_peer_that_does_not_answer_our_close() -> None:
-    async with connected(linger=0.2) as (connection, client):
+    async with connected(linger=1.0) as (connection, client):
         connection.close()
         assert await client.receive() == (CLOSE, b"\x03\xe8")
         assert await receive_all(client.sock) == b""
+        for _ in range(2):  # after half of the time only our side has ended: no reset yet
+            await client.frame(BINARY, b"talks on")
+            await turns()
+        client.sock.close()
+        await connection.wait_closed()
+
+
+@run
+async def test_a_peer_that_ends_tcp_instead_of_answering_our_close() -> None:
+    async with connected(linger=FOREVER) as (connection, client):
+        connection.close()
+        assert await client.receive() == (CLOSE, b"\x03\xe8")
+        client.sock.shutdown(socket.SHUT_WR)
+        assert await receive_all(client.sock) == b""
+        await connection.wait_closed()
+
+
+@run
+async def test_closes_that_cross() -> None:
+    async with connected(linger=FOREVER) as (connection, client):
+        await client.frame(BINARY, b"unread")
+        await client.frame(CLOSE, b"\x03\xe8")
+        await turns()
+        connection.close()
+        assert await client.receive() == (CLOSE, b"\x03\xe8")
+        assert await receive_all(client.sock) == b""
+        client.sock.close()
         await connection.wait_closed()
 
 
@@ -554,7 +581,7 @@ async def test_the_end_of_tcp_is_the_end_of_the_stream() -> None:
 
 @run
 async def test_abort() -> None:
-    async with connected(linger=20.0) as (connection, client):
+    async with connected(linger=FOREVER) as (connection, client):
         waiting = asyncio.create_task(connection.read())
         await turns()
         connection.abort()
@@ -598,7 +625,7 @@ async def open_wss(
 
 @run
 async def test_wss(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
-    async with serving("wss://127.0.0.1:0/mqtt", ssl_context=contexts[0], linger=20.0) as server:
+    async with serving("wss://127.0.0.1:0/mqtt", ssl_context=contexts[0], linger=FOREVER) as server:
         assert server.listener.encrypted
         connection, reader, writer = await open_wss(server, contexts[1])
         assert connection.peer.transport == "wss"
@@ -636,6 +663,30 @@ async def test_wss_peers_that_end(contexts: tuple[ssl.SSLContext, ssl.SSLContext
         assert [await connection.read(), await connection.read()] == [b"last", b""]
         assert await reader.read() == b"\x88\x00"
         writer.close()
+        await connection.wait_closed()
+
+
+@pytest.mark.parametrize("end", ["a Close read too far ahead", "close_notify"])
+@run
+async def test_wss_and_the_end_of_the_peer(contexts: tuple[ssl.SSLContext, ssl.SSLContext], end: str) -> None:
+    async with serving("wss://127.0.0.1:0/mqtt", ssl_context=contexts[0], linger=FOREVER) as server:
+        sock, client = await handshaken(server, contexts[1])
+        await send(sock, client.records(upgrade()))
+        connection = await server.accepted.get()
+        closing = masked(CLOSE, b"\x03\xe8")
+        if end == "close_notify":
+            connection.close()
+            with pytest.raises(ssl.SSLWantReadError):
+                client.tls.unwrap()
+            await send(sock, client.outgoing.read())
+        else:  # more records in one chunk than one read decrypts
+            first, second = masked(BINARY, bytes(3 * 16384 - 8)), masked(BINARY, bytes(100))
+            await send(sock, b"".join(map(client.records, (first, second, closing))))
+            assert await connection.read()
+            connection.close()
+        plain = client.opened(await receive_all(sock))
+        assert plain.endswith(b"\r\n\r\n\x88\x02\x03\xe8")
+        sock.close()
         await connection.wait_closed()
 
 

@@ -1,0 +1,853 @@
+"""The contract of hooks: one test or more for each numbered sentence of docs/hooks.md."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker import (
+    AuthStep,
+    Broker,
+    Capacity,
+    Config,
+    HookBase,
+    Message,
+    MqttError,
+    NotAuthorized,
+    Protocol,
+    QuotaExceeded,
+    ReasonCode,
+    SubscribeRequest,
+    Version,
+)
+from broker.hook.base import EVENTS
+from broker.packet.packets import (
+    Auth,
+    Connack,
+    Connect,
+    Disconnect,
+    Puback,
+    Publish,
+    Pubrec,
+    Pubrel,
+    Suback,
+    Subscribe,
+    Unsuback,
+    Unsubscribe,
+    Will,
+)
+from tests.peer import Clock, Peer, memory_broker, run_async, settle
+
+CONTRACT = Path(__file__).parents[2] / "docs" / "hooks.md"
+
+
+def hook(**methods: Any) -> HookBase:
+    """A hook that overrides *methods*, given without `self`."""
+    wrapped = {name: _without_self(method) for name, method in methods.items()}
+    return type("Made", (HookBase,), wrapped)()
+
+
+def _without_self(method: Any) -> Any:
+    if asyncio.iscoroutinefunction(method):
+
+        async def waits(self: HookBase, *args: Any) -> Any:
+            return await method(*args)
+
+        return waits
+    return lambda self, *args: method(*args)
+
+
+def recorder(calls: list[str], name: str, *events: str) -> HookBase:
+    """A hook that writes down which of *events* it got, and passes on what it was given."""
+
+    def note(event: str) -> Any:
+        def call(*args: Any) -> Any:
+            calls.append(f"{name}.{event}")
+            return True if event == "can_read" else args[-1]
+
+        return call
+
+    return hook(**{event: note(event) for event in events})
+
+
+def boom(*args: Any) -> Any:
+    raise RuntimeError("boom")
+
+
+async def hangs(*args: Any) -> Any:
+    await asyncio.Event().wait()
+
+
+def refusing(error: MqttError) -> Any:
+    def refuse(*args: Any) -> Any:
+        raise error
+
+    return refuse
+
+
+QUICK = Config(capacity=Capacity(hook_timeout=0.02))
+
+
+def test_every_sentence_has_a_test() -> None:
+    numbers = {int(number) for number in re.findall(r"^(\d+)\. ", CONTRACT.read_text(), re.MULTILINE)}
+    tested = {int(found) for name in globals() for found in re.findall(r"^test_(\d\d)__", name)}
+    assert numbers == tested == set(range(1, max(numbers) + 1))
+
+
+# ---- the rules for all
+
+
+def test_01__a_hook_provides_what_it_overrides() -> None:
+    assert HookBase().provides == frozenset()
+    assert hook(on_publish=boom, can_read=boom).provides == {"on_publish", "can_read"}
+    assert hook(**dict.fromkeys(EVENTS, boom)).provides == set(EVENTS)
+
+
+@run_async
+async def test_02__in_the_order_given() -> None:
+    calls: list[str] = []
+    hooks = [recorder(calls, name, "on_publish", "on_publish_received", "can_read") for name in "ab"]
+    async with memory_broker(hooks=hooks) as broker:
+        peer = Peer(broker)
+        await peer.connect("c")
+        await peer.subscribe("t")
+        peer.send(Publish("t"))
+        await peer.expect(Publish)
+    assert calls == [
+        *("a.on_publish", "b.on_publish", "a.on_publish_received", "b.on_publish_received"),
+        *("a.can_read", "b.can_read"),
+    ]
+
+
+@run_async
+async def test_03__init_before_the_first_listener() -> None:
+    seen: list[Any] = []
+
+    async def init(broker: Broker) -> None:
+        seen.append((name := len(seen), broker.addresses, name))
+
+    broker = memory_broker(hooks=[hook(init=init), hook(init=init)])
+    async with broker:
+        assert seen == [(0, [], 0), (1, [], 1)]
+        assert broker.addresses == ["memory:"]
+
+
+@run_async
+async def test_04__init_that_raises_stops_the_start() -> None:
+    stopped: list[str] = []
+    good = [hook(stop=lambda name=name: stopped.append(name)) for name in "ab"]
+    broker = memory_broker(hooks=[*good, hook(init=boom), hook(stop=lambda: stopped.append("never"))])
+    with pytest.raises(RuntimeError, match="boom"):
+        await broker.start()
+    assert stopped == ["b", "a"]
+    assert broker.addresses == []
+
+
+@run_async
+async def test_05__stop_last_first_after_the_last_connection(caplog: pytest.LogCaptureFixture) -> None:
+    order: list[str] = []
+    hooks = [
+        hook(stop=lambda: order.append("a"), on_disconnect=lambda *args: order.append("gone")),
+        hook(stop=boom),
+        hook(stop=lambda: order.append("c")),
+    ]
+    async with memory_broker(hooks=hooks) as broker:
+        await Peer(broker).connect("c")
+    assert order == ["gone", "c", "a"]
+    assert "failed in stop" in caplog.text
+
+
+@run_async
+async def test_06__a_plain_function_will_do() -> None:
+    calls: list[str] = []
+    waits = [event for event in EVENTS if event not in ("on_auth", "get_retained")]
+    async with memory_broker(hooks=[recorder(calls, "a", *waits)]) as broker:
+        peer = Peer(broker)
+        await peer.connect("c")
+        peer.send(Subscribe(1, [SubscribeRequest("t")]))
+        await peer.expect(Suback)
+        peer.send(Publish("t", b"x", retain=True))
+        await peer.expect(Publish)
+        peer.send(Unsubscribe(2, ["t"]))
+        assert (await peer.expect(Unsuback)).reason_codes == [0]
+        peer.send(Disconnect())
+        await peer.expect_end()
+        await settle(broker, "c")
+    assert {call[2:] for call in calls} == set(waits) - {"on_session_resumed", "on_dropped"}
+
+
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
+@run_async
+async def test_07__once_per_delivery_never_waits() -> None:
+    async def late(*args: Any) -> Any:
+        return args[-1]
+
+    drops: list[str] = []
+    for method in ("on_publish_deliver", "can_read"):
+        noted = hook(on_dropped=lambda client_id, message, reason: drops.append(reason))
+        async with memory_broker(hooks=[hook(**{method: late}), noted]) as broker:
+            peer = Peer(broker)
+            await peer.connect("c")
+            await peer.subscribe("t")
+            peer.send(Publish("t"))
+            await peer.expect_nothing()
+    assert drops == ["hook_failed", "not_authorized"]
+
+
+@run_async
+async def test_08__a_coroutine_has_its_time(caplog: pytest.LogCaptureFixture) -> None:
+    async with memory_broker(QUICK, hooks=[hook(on_publish=hangs)]) as broker:
+        peer = Peer(broker)
+        await peer.connect("c")
+        assert await peer.publish("t", qos=1) == ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+    assert "failed in on_publish" in caplog.text
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("failure", [boom, hangs])
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
+def test_09__a_hook_that_fails_touches_nobody_else(
+    event: str, failure: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Client "bad" alone meets the failure; the bystander's service goes on before, during and after."""
+
+    def only_for_bad(*args: Any) -> Any:
+        who = getattr(args[0], "client_id", args[0])
+        bad = who in ("bad", "bad/t") or (event == "store_retained" and args[0].topic_name == "bad/t")
+        if bad:
+            return failure()
+        return True if event == "can_read" else () if event == "get_retained" else args[-1]
+
+    async def scene() -> None:
+        async with memory_broker(QUICK, hooks=[hook(**{event: only_for_bad})]) as broker:
+            bystander, bad = Peer(broker), Peer(broker)
+            await bystander.connect("good")
+            await bystander.subscribe("good/t")
+            bad.send(Connect("bad", properties={"authentication_method": "M"} if event == "on_auth" else {}))
+            bad.send(Subscribe(1, [SubscribeRequest("bad/t")]), Publish("bad/t", b"x", 1, True, packet_id=2))
+            bad.send(Unsubscribe(3, ["bad/t"]), Disconnect(0x04))
+            while await bad.recv() is not None:
+                pass
+            await settle(broker, "bad")
+            await bystander.publish("good/t", b"still here", qos=0)
+            assert (await bystander.expect(Publish)).payload == b"still here"
+            assert list(broker.clients) == ["good"]
+
+    asyncio.run(scene())
+    never_called = ("on_session_resumed", "on_dropped")  # by this scene
+    silent = event == "can_read" and failure is hangs  # a coroutine is simply not True
+    if event not in never_called and not silent:
+        assert "failed in" in caplog.text or "returned" in caplog.text
+
+
+@run_async
+async def test_10__only_the_client_it_was_called_for_waits() -> None:
+    gate = asyncio.Event()
+
+    async def slow(client: Any, message: Message) -> None:
+        if client.client_id == "slow":
+            await gate.wait()
+
+    async with memory_broker(hooks=[hook(on_publish=slow)]) as broker:
+        one, two = Peer(broker), Peer(broker)
+        await one.connect("slow")
+        await two.connect("quick")
+        one.send(Publish("t", qos=1, packet_id=1))
+        assert await two.publish("t", qos=1) == ReasonCode.NO_MATCHING_SUBSCRIBERS
+        gate.set()
+        assert (await one.expect(Puback)).packet_id == 1
+
+
+@run_async
+async def test_11__one_packet_after_the_other() -> None:
+    seen: list[str] = []
+
+    async def slow(client: Any, message: Message) -> None:
+        seen.append(f"begin {message.topic_name}")
+        await asyncio.sleep(0)
+        seen.append(f"end {message.topic_name}")
+
+    async with memory_broker(hooks=[hook(on_publish=slow)]) as broker:
+        peer = Peer(broker)
+        await peer.connect("c")
+        peer.send(Publish("1"), Publish("2"))
+        await peer.expect_nothing()
+    assert seen == ["begin 1", "end 1", "begin 2", "end 2"]
+
+
+# ---- authorising hooks
+
+
+@run_async
+async def test_12__on_connect_fails_fast_and_early() -> None:
+    calls: list[str] = []
+
+    def judge(client: Any, packet: Connect) -> None:
+        calls.append("judge")
+        if packet.password == b"bad":
+            raise NotAuthorized("no")
+
+    async with memory_broker(
+        hooks=[hook(on_connect=judge), recorder(calls, "later", "on_connect")]
+    ) as broker:
+        first, second = Peer(broker), Peer(broker)
+        await first.connect("c")
+        assert (await second.connect("c", password=b"bad")).reason_code == ReasonCode.NOT_AUTHORIZED
+        await second.expect_end()
+        await first.expect_nothing()
+        third = Peer(broker)
+        third.send_raw(bytes.fromhex("10 03 00 04 4d"))  # a CONNECT that is none: no hook is asked
+        await third.expect_end()
+    assert calls == ["judge", "later.on_connect", "judge"]
+
+
+@pytest.mark.parametrize(
+    ("raised", "in_5", "in_3"),
+    [
+        (ReasonCode.BAD_USER_NAME_OR_PASSWORD, 0x86, 4),
+        (ReasonCode.NOT_AUTHORIZED, 0x87, 5),
+        (ReasonCode.BANNED, 0x8A, 5),
+        (ReasonCode.QUOTA_EXCEEDED, 0x97, 3),
+        (ReasonCode.CONNECTION_RATE_EXCEEDED, 0x9F, None),
+        (ReasonCode.TOPIC_FILTER_INVALID, 0x80, None),
+    ],
+)
+@run_async
+async def test_13__the_code_in_connack(raised: ReasonCode, in_5: int, in_3: int | None) -> None:
+    error = MqttError("no", raised)
+    async with memory_broker(hooks=[hook(on_connect=refusing(error))]) as broker:
+        assert (await Peer(broker).connect("c")).reason_code == in_5
+        old = Peer(broker, Version.MQTT_3_1_1)
+        old.send(Connect("c", Version.MQTT_3_1_1))
+        answer = await old.recv()
+        assert answer == (None if in_3 is None else Connack(False, in_3))
+
+
+@pytest.mark.parametrize("failure", [boom, hangs])
+@run_async
+async def test_14__on_connect_that_fails_refuses(failure: Any) -> None:
+    async with memory_broker(QUICK, hooks=[hook(on_connect=failure)]) as broker:
+        peer, old = Peer(broker), Peer(broker, Version.MQTT_3_1_1)
+        assert (await peer.connect("c")).reason_code == ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+        await peer.expect_end()
+        old.send(Connect("c", Version.MQTT_3_1_1))
+        await old.expect_end()
+        assert not broker.clients
+
+
+@run_async
+async def test_15__anonymous_only_where_nobody_authenticates() -> None:
+    never = Config(protocol=Protocol(anonymous="never"))
+    async with memory_broker(never) as broker:
+        assert (await Peer(broker).connect("c")).reason_code == ReasonCode.NOT_AUTHORIZED
+    async with memory_broker(never, hooks=[hook(on_connect=lambda *args: None)]) as broker:
+        assert (await Peer(broker).connect("c")).reason_code == 0
+    async with memory_broker(never, hooks=[hook(on_auth=lambda *args: AuthStep(done=True))]) as broker:
+        assert (await Peer(broker).connect("c")).reason_code == ReasonCode.NOT_AUTHORIZED
+        accepted = await Peer(broker).connect("c", properties={"authentication_method": "M"})
+        assert accepted.reason_code == 0
+
+
+@run_async
+async def test_16__another_client_id() -> None:
+    def rename(client: Any, packet: Connect) -> None:
+        packet.client_id = "given"
+
+    async with memory_broker(hooks=[hook(on_connect=rename)]) as broker:
+        connack = await Peer(broker).connect("asked")
+        assert connack.properties["assigned_client_identifier"] == "given"
+        assert list(broker.clients) == ["given"]
+
+
+@run_async
+async def test_17__user_properties_and_attributes() -> None:
+    seen: list[Any] = []
+
+    def greet(client: Any, packet: Connect) -> None:
+        client.user_properties.append(("hello", "you"))
+        client.attributes["mine"] = 7
+
+    made = hook(on_connect=greet, on_disconnect=lambda client, *args: seen.append(client.attributes["mine"]))
+    async with memory_broker(hooks=[made]) as broker:
+        peer = Peer(broker)
+        assert (await peer.connect("c")).properties["user_property"] == [("hello", "you")]
+    assert seen == [7]
+
+
+@run_async
+async def test_18__on_auth_first_provider() -> None:
+    asked: list[Any] = []
+
+    def step(name: str, known: str) -> Any:
+        def on_auth(client: Any, method: str, data: bytes | None) -> AuthStep | None:
+            asked.append((name, method, data))
+            return AuthStep(done=data == b"2", data=b"more") if method == known else None
+
+        return on_auth
+
+    async with memory_broker(hooks=[hook(on_auth=step("a", "A")), hook(on_auth=step("b", "B"))]) as broker:
+        peer = Peer(broker)
+        method = {"authentication_method": "B"}
+        peer.send(Connect("c", properties={**method, "authentication_data": b"1"}))
+        assert (await peer.expect(Auth)).reason_code == ReasonCode.CONTINUE_AUTHENTICATION
+        peer.send(Auth(0x18, {**method, "authentication_data": b"2"}))
+        assert (await peer.expect(Connack)).reason_code == 0
+        refused = await Peer(broker).connect("d", properties={"authentication_method": "C"})
+        assert refused.reason_code == ReasonCode.BAD_AUTHENTICATION_METHOD
+    assert asked == [
+        *(("a", "B", b"1"), ("b", "B", b"1"), ("a", "B", b"2"), ("b", "B", b"2")),
+        *(("a", "C", None), ("b", "C", None)),
+    ]
+
+
+@run_async
+async def test_19__auth_step_accepts_and_re_authenticates() -> None:
+    again: list[bool] = []
+
+    def on_auth(client: Any, method: str, data: bytes | None) -> AuthStep:
+        again.append(client.authenticated)
+        return AuthStep(done=True, data=b"bye")
+
+    async with memory_broker(hooks=[hook(on_auth=on_auth)]) as broker:
+        peer = Peer(broker)
+        method = {"authentication_method": "M"}
+        connack = await peer.connect("c", properties=method)
+        assert connack.properties["authentication_data"] == b"bye"
+        peer.send(Auth(0x19, method))
+        assert (await peer.expect(Auth)).reason_code == ReasonCode.SUCCESS
+    assert again == [False, True]
+
+
+@run_async
+async def test_20__on_auth_that_fails_refuses() -> None:
+    def on_auth(client: Any, method: str, data: bytes | None) -> AuthStep:
+        return boom() if client.authenticated or data == b"bad" else AuthStep(done=True)
+
+    async with memory_broker(hooks=[hook(on_auth=on_auth)]) as broker:
+        method = {"authentication_method": "M"}
+        refused = await Peer(broker).connect("c", properties={**method, "authentication_data": b"bad"})
+        assert refused.reason_code == ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+        peer = Peer(broker)
+        await peer.connect("c", properties=method)
+        peer.send(Auth(0x19, method))
+        assert (await peer.expect(Disconnect)).reason_code == ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+
+
+@run_async
+async def test_21__on_publish_once_per_message_and_for_wills() -> None:
+    asked: list[str] = []
+
+    def note(client: Any, message: Message) -> None:
+        asked.append(f"{client.client_id} {message.topic_name} {message.qos}")
+
+    calls: list[str] = []
+    hooks = [
+        hook(on_publish=note),
+        hook(on_publish=refusing(NotAuthorized())),
+        recorder(calls, "c", "on_publish"),
+    ]
+    async with memory_broker(hooks=hooks[:1]) as broker:
+        peer = Peer(broker)
+        await peer.connect("p", will=Will("will", b"", 1))
+        for qos in (0, 1):
+            await peer.publish("t", qos=qos)
+        peer.send(*[Publish("t", qos=2, packet_id=7)] * 3, Pubrel(7))
+        for _ in range(3):
+            await peer.expect(Pubrec)
+        peer.send(Disconnect(0x04))
+        await settle(broker, "p")
+    assert asked == ["p t 0", "p t 1", "p t 2", "p will 1"]
+    async with memory_broker(hooks=hooks) as broker:
+        peer = Peer(broker)
+        await peer.connect("p")
+        assert await peer.publish("t", qos=1) == ReasonCode.NOT_AUTHORIZED
+    assert calls == []
+
+
+@pytest.mark.parametrize(
+    ("raised", "in_5", "goes_on_in_3"),
+    [
+        (ReasonCode.NOT_AUTHORIZED, 0x87, True),
+        (ReasonCode.TOPIC_NAME_INVALID, 0x90, True),
+        (ReasonCode.BANNED, 0x80, True),
+        (ReasonCode.QUOTA_EXCEEDED, 0x97, False),
+        (ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, 0x83, False),
+    ],
+)
+@run_async
+async def test_22__a_refused_publish(raised: ReasonCode, in_5: int, goes_on_in_3: bool) -> None:
+    error = MqttError("no", raised)
+    async with memory_broker(hooks=[hook(on_publish=refusing(error))]) as broker:
+        peer, watcher, old = Peer(broker), Peer(broker), Peer(broker, Version.MQTT_3_1_1)
+        await watcher.connect("w")
+        await watcher.subscribe("#")
+        await peer.connect("p")
+        for qos in (1, 2):
+            assert await peer.publish("t", b"x", qos=qos, retain=True) == in_5
+        await peer.publish("t", b"x", retain=True)
+        await peer.expect_nothing()
+        await old.connect("o")
+        old.send(Publish("t", b"x", 1, packet_id=1))
+        assert await old.recv() == (Puback(1) if goes_on_in_3 else None)
+        await watcher.subscribe("t")  # nothing was retained
+        await watcher.expect_nothing()
+
+
+@pytest.mark.parametrize("failure", [boom, hangs])
+@run_async
+async def test_23__on_publish_that_fails_refuses(failure: Any) -> None:
+    async with memory_broker(QUICK, hooks=[hook(on_publish=failure)]) as broker:
+        peer = Peer(broker)
+        await peer.connect("p")
+        for qos in (1, 2):
+            assert await peer.publish("t", qos=qos) == ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+
+
+@run_async
+async def test_24__on_subscribe_filter_by_filter() -> None:
+    def judge(client: Any, request: SubscribeRequest) -> SubscribeRequest:
+        codes = {"no": ReasonCode.NOT_AUTHORIZED, "odd": ReasonCode.BANNED}
+        if request.topic_filter in codes:
+            raise MqttError("no", codes[request.topic_filter])
+        if request.topic_filter == "fails":
+            boom()
+        return SubscribeRequest("mine/" + request.topic_filter, 1)
+
+    def lower(client: Any, request: SubscribeRequest) -> SubscribeRequest:
+        assert request.topic_filter.startswith("mine/")
+        return SubscribeRequest(request.topic_filter, 0)
+
+    async with memory_broker(hooks=[hook(on_subscribe=judge), hook(on_subscribe=lower)]) as broker:
+        peer = Peer(broker)
+        await peer.connect("c")
+        suback = await peer.subscribe("a", "no", "odd", "fails", "b", qos=2)
+        assert suback.reason_codes == [0, 0x87, 0x80, 0x83, 0]
+        peer.send(Publish("mine/b", b"x", 2, packet_id=1), Publish("a"))
+        assert (await peer.expect(Pubrec)).reason_code == 0
+        peer.send(Pubrel(1))
+        assert (await peer.expect(Publish)).qos == 0
+
+
+@run_async
+async def test_25__on_unsubscribe_filter_by_filter() -> None:
+    def judge(client: Any, topic_filter: str) -> None:
+        if topic_filter == "keep":
+            raise NotAuthorized("no")
+
+    async with memory_broker(hooks=[hook(on_unsubscribe=judge)]) as broker:
+        for version, codes, left in ((Version.MQTT_5, [0, 0x87], 1), (Version.MQTT_3_1_1, [], 0)):
+            peer = Peer(broker, version)
+            await peer.connect("c")
+            await peer.subscribe("go", "keep")
+            peer.send(Unsubscribe(2, ["go", "keep"]))
+            assert (await peer.expect(Unsuback)).reason_codes == codes
+            peer.send(Publish("go"), Publish("keep"))
+            for _ in range(left):
+                assert (await peer.expect(Publish)).topic_name == "keep"
+            await peer.expect_nothing()
+            peer.send(Disconnect())
+            await settle(broker, "c")
+
+
+@pytest.mark.parametrize("answer", [lambda *args: False, lambda *args: None, lambda *args: 1, boom])
+@run_async
+async def test_26__can_read_must_say_true(answer: Any) -> None:
+    def judge(client_id: str, topic_name: str) -> Any:
+        return answer() if client_id == "c" and topic_name == "no" else True
+
+    asked: list[str] = []
+    hooks = [recorder(asked, "a", "can_read"), hook(can_read=judge)]
+    async with memory_broker(hooks=hooks) as broker:
+        await broker.publish("no", b"old", retain=True)
+        peer, other = Peer(broker), Peer(broker)
+        await peer.connect("c")
+        await other.connect("o")
+        await peer.subscribe("+")
+        await other.subscribe("+")
+        assert (await other.expect(Publish)).payload == b"old"
+        other.send(Publish("no", b"x"), Publish("yes"))
+        assert (await peer.expect(Publish)).topic_name == "yes"
+        assert [(await other.expect(Publish)).topic_name for _ in range(2)] == ["no", "yes"]
+    assert len(asked) == 6
+
+
+# ---- transforming hooks
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@run_async
+async def test_27__on_publish_received_gives_the_message_to_use(qos: int) -> None:
+    def change(client: Any, message: Message) -> Message:
+        return message.with_(topic_name="x/" + message.topic_name, payload=message.payload.upper())
+
+    def bad(client: Any, message: Message) -> Message:
+        return message.with_(topic_name=message.topic_name.replace("hash", "#"))
+
+    async with memory_broker(
+        hooks=[hook(on_publish_received=change), hook(on_publish_received=bad)]
+    ) as broker:
+        peer, watcher = Peer(broker), Peer(broker)
+        await peer.connect("p")
+        await watcher.connect("w")
+        await watcher.subscribe("#")
+        assert await peer.publish("t", b"abc", qos=qos, retain=True) == 0
+        live = await watcher.expect(Publish)
+        assert (live.topic_name, live.payload) == ("x/t", b"ABC")
+        await watcher.subscribe("x/t")
+        assert (await watcher.expect(Publish)).retain
+        if qos:
+            assert await peer.publish("hash", qos=qos) == ReasonCode.TOPIC_NAME_INVALID
+        await watcher.expect_nothing()
+
+
+@pytest.mark.parametrize("failure", [boom, hangs, lambda *args: None])
+@run_async
+async def test_28__on_publish_received_that_fails_refuses(failure: Any) -> None:
+    async with memory_broker(QUICK, hooks=[hook(on_publish_received=failure)]) as broker:
+        peer = Peer(broker)
+        await peer.connect("p")
+        await peer.subscribe("t")
+        assert await peer.publish("t", qos=1) == ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+
+
+@run_async
+async def test_29__on_publish_deliver_changes_one_copy() -> None:
+    order: list[str] = []
+
+    def deliver(client_id: str, message: Message) -> Message:
+        order.append(client_id)
+        return message.with_(payload=client_id.encode())
+
+    def read(client_id: str, topic_name: str) -> bool:
+        return client_id != "c"
+
+    async with memory_broker(hooks=[hook(on_publish_deliver=deliver), hook(can_read=read)]) as broker:
+        peers = {name: Peer(broker) for name in "abc"}
+        for name, peer in peers.items():
+            await peer.connect(name)
+            await peer.subscribe("t", qos=1)
+        await broker.publish("t", b"x", qos=1)
+        for name in "ab":
+            assert (await peers[name].expect(Publish)).payload == name.encode()
+        await peers["c"].expect_nothing()
+    assert sorted(order) == ["a", "b"]
+
+
+@pytest.mark.parametrize("failure", [boom, lambda *args: None, lambda *args: "text"])
+@run_async
+async def test_30__on_publish_deliver_that_fails_drops_the_copy(failure: Any) -> None:
+    drops: list[Any] = []
+    hooks = [
+        hook(on_publish_deliver=lambda client_id, message: failure() if client_id == "c" else message),
+        hook(on_dropped=lambda client_id, message, reason: drops.append((client_id, reason))),
+    ]
+    async with memory_broker(hooks=hooks) as broker:
+        peer, other = Peer(broker), Peer(broker)
+        await peer.connect("c")
+        await peer.subscribe("t")
+        await other.connect("o")
+        await other.subscribe("t")
+        await broker.publish("t")
+        await other.expect(Publish)
+        await peer.expect_nothing()
+    assert drops == [("c", "hook_failed")]
+
+
+def test_31__a_changed_message_is_another_one() -> None:
+    message = Message("t", b"x")
+    head, _ = message.frame(Version.MQTT_5, 0, False)
+    changed = message.with_(payload=b"y")
+    assert (message.payload, changed.payload) == (b"x", b"y")
+    assert changed.frame(Version.MQTT_5, 0, False)[0] != head == message.frame(Version.MQTT_5, 0, False)[0]
+
+
+# ---- notifying hooks
+
+
+@run_async
+async def test_32__on_connected_once() -> None:
+    calls: list[str] = []
+    async with memory_broker(hooks=[recorder(calls, "a", "on_connected"), hook(on_connected=boom)]) as broker:
+        peer = Peer(broker)
+        assert (await peer.connect("c")).reason_code == 0
+        await peer.expect_nothing()
+        assert calls == ["a.on_connected"]
+
+
+@run_async
+async def test_33__on_disconnect_once_after_the_will() -> None:
+    seen: list[Any] = []
+    hooks = [
+        hook(on_disconnect=lambda client, reason, text: seen.append((client.client_id, int(reason)))),
+        hook(on_publish=lambda client, message: seen.append(message.topic_name)),
+    ]
+    clock = Clock()
+    async with memory_broker(hooks=hooks, clock=clock) as broker:
+        normal, kept = Peer(broker), Peer(broker)
+        await normal.connect("normal")
+        normal.send(Disconnect())
+        await settle(broker, "normal")
+        await kept.connect("idle", keep_alive=10, will=Will("will", b""))
+        clock.now += 15
+        await broker.sweep()
+        assert (await kept.expect(Disconnect)).reason_code == ReasonCode.KEEP_ALIVE_TIMEOUT
+        await settle(broker, "idle")
+        refused, broken = Peer(broker), Peer(broker)
+        refused.send_raw(b"\x10\x00")
+        await refused.expect_end()
+        await broken.connect("broken")
+        broken.send(Connect("broken"))
+        await broken.expect(Disconnect)
+    assert seen == [("normal", 0), "will", ("idle", 0x8D), ("broken", 0x82)]
+
+
+@run_async
+async def test_34__created_or_resumed_before_connected() -> None:
+    calls: list[str] = []
+    events = ("on_session_created", "on_session_resumed", "on_connected")
+    async with memory_broker(hooks=[recorder(calls, "a", *events)]) as broker:
+        for clean in (True, False):
+            peer = Peer(broker)
+            await peer.connect("c", clean_start=clean, properties={"session_expiry_interval": 60})
+            await peer.expect_nothing()
+    assert calls == [f"a.{event}" for event in (events[0], events[2], events[1], events[2])]
+
+
+@run_async
+async def test_35__on_session_ended_once() -> None:
+    ended: list[str] = []
+    clock = Clock()
+    async with memory_broker(hooks=[hook(on_session_ended=ended.append)], clock=clock) as broker:
+        for client_id, interval in (("at_once", 0), ("later", 10)):
+            peer = Peer(broker)
+            await peer.connect(client_id, properties={"session_expiry_interval": interval})
+            peer.send(Disconnect())
+            await settle(broker, client_id)
+        await asyncio.sleep(0)
+        assert ended == ["at_once"]
+        clock.now += 10
+        await broker.sweep()
+        await broker.sweep()
+        assert ended == ["at_once", "later"]
+
+
+@run_async
+async def test_36__on_dropped_once_with_a_reason() -> None:
+    drops: list[Any] = []
+    note = hook(
+        on_dropped=lambda client_id, message, reason: drops.append((client_id, message.topic_name, reason))
+    )
+    async with memory_broker(hooks=[note, hook(on_dropped=boom)]) as broker:
+        peer = Peer(broker)
+        await peer.connect("c", properties={"session_expiry_interval": 60, "maximum_packet_size": 50})
+        await peer.subscribe("t", qos=1)
+        await broker.publish("t", b"x" * 100, qos=1)
+        peer.send(Disconnect())
+        await settle(broker, "c")
+        await broker.publish("t", qos=0)
+        await broker.publish("t", qos=1, properties={"message_expiry_interval": 0})
+        assert broker.stats.dropped == {"packet_too_large": 1, "offline": 1, "expired": 1}
+    assert drops == [("c", "t", reason) for reason in ("packet_too_large", "offline", "expired")]
+
+
+def test_36__every_reason_is_in_the_table() -> None:
+    source = "".join(file.read_text() for file in CONTRACT.parents[1].glob("broker/**/*.py"))
+    given = set(re.findall(r'dropped\([^()]*(?:\([^()]*\))?[^()]*"(\w+)"(?: if|\))', source))
+    given |= set(re.findall(r'_drop\([^()]*(?:\([^()]*\))?[^()]*"(\w+)"\)', source))
+    table = CONTRACT.read_text().partition("## Reasons")[2]
+    documented = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\|[^|]*\|", table, re.MULTILINE))))
+    assert given and given <= documented
+
+
+# ---- retained messages
+
+
+@run_async
+async def test_37__store_retained_first_provider() -> None:
+    stored: list[Any] = []
+
+    async def store(message: Message) -> None:
+        if message.topic_name == "full":
+            raise QuotaExceeded("full")
+        if message.topic_name == "fails":
+            boom()
+        stored.append((message.topic_name, message.payload))
+
+    second: list[str] = []
+    async with memory_broker(
+        hooks=[hook(store_retained=store), recorder(second, "b", "store_retained")]
+    ) as broker:
+        peer, watcher = Peer(broker), Peer(broker)
+        await watcher.connect("w")
+        await watcher.subscribe("+")
+        await peer.connect("p")
+        assert await peer.publish("t", b"x", qos=1, retain=True) == 0
+        assert await peer.publish("t", b"", qos=2, retain=True) == 0
+        assert await peer.publish("full", b"x", qos=1, retain=True) == ReasonCode.QUOTA_EXCEEDED
+        assert await peer.publish("fails", b"x", qos=1, retain=True) == 0x83
+        peer.send(Publish("full", b"x", 2, True, packet_id=9), Pubrel(9))
+        await peer.expect(Pubrec)
+        assert (await peer.expect(Disconnect)).reason_code == ReasonCode.QUOTA_EXCEEDED
+        assert [(await watcher.expect(Publish)).topic_name for _ in range(2)] == ["t", "t"]
+        await watcher.expect_nothing()
+    assert stored == [("t", b"x"), ("t", b"")]
+    assert second == []
+
+
+@run_async
+async def test_38__get_retained_first_provider() -> None:
+    clock = Clock()
+
+    async def find(topic_filter: str) -> list[Message]:
+        if topic_filter == "fails":
+            boom()
+        return [Message("t", b"new", 1), Message("t", b"old", expires_at=clock.now - 1)]
+
+    second: list[str] = []
+    hooks = [hook(get_retained=find), recorder(second, "b", "get_retained")]
+    async with memory_broker(hooks=hooks, clock=clock) as broker:
+        peer = Peer(broker)
+        await peer.connect("c")
+        await peer.subscribe("t")
+        got = await peer.expect(Publish)
+        assert (got.payload, got.retain, got.qos) == (b"new", True, 0)
+        assert (await peer.subscribe("fails")).reason_codes == [0]
+        await peer.expect_nothing()
+    assert second == []
+
+
+@run_async
+async def test_39__the_program_is_not_asked() -> None:
+    asked: list[str] = []
+    events = ("on_publish", "on_publish_received", "can_read", "on_publish_deliver")
+    async with memory_broker(hooks=[recorder(asked, "a", *events)]) as broker:
+        peer = Peer(broker)
+        await peer.connect("c")
+        await peer.subscribe("t")
+        await broker.publish("t", b"x")
+        await peer.expect(Publish)
+    assert asked == ["a.can_read", "a.on_publish_deliver"]
+
+
+def test_log_names_hook_and_event(caplog: pytest.LogCaptureFixture) -> None:
+    class Named(HookBase):
+        id = "my-hook"
+
+        async def on_connected(self, client: Any) -> None:
+            raise RuntimeError("boom")
+
+    async def scene() -> None:
+        async with memory_broker(hooks=[Named()]) as broker:
+            peer = Peer(broker)
+            await peer.connect("c")
+            await peer.expect_nothing()
+
+    with caplog.at_level(logging.ERROR, "broker.hook"):
+        asyncio.run(scene())
+    assert "my-hook failed in on_connected" in caplog.text
+    assert "RuntimeError: boom" in caplog.text
