@@ -36,6 +36,7 @@ from broker.transport.base import Connection
 log = logging.getLogger("broker.client")
 
 ACK = Struct(">BBH")  # PUBACK, PUBREC, PUBREL and PUBCOMP with Reason Code 0x00, in every version
+SHORTEST_CONNACK = 5  # bytes: all that is safe to send while CONNECT was not understood
 PACKET_ID = Struct(">H")
 
 
@@ -134,7 +135,7 @@ class Client:
         self.bridge = False
         self.keep_alive = 0  # seconds, in force
         self.connect_expiry_interval = 0  # seconds, of CONNECT
-        self.maximum_packet_size: int | None = None  # the client's, bytes
+        self.maximum_packet_size: int | None = SHORTEST_CONNACK  # the client's, bytes, once it is known
         self.problem_information = True
         self.aliases: InboundAliases | None = None
         self.outbound_aliases: OutboundAliases | None = None
@@ -232,7 +233,8 @@ class Client:
 
     def refuse(self, error: MqttError) -> None:
         """Answer CONNECT with *error*, or with nothing where the standard has no answer, and close."""
-        data = connack_refusal(error, self.reader.version, self.maximum_packet_size, self._terms.protocol)
+        protocol = self._terms.protocol
+        data = connack_refusal(error, self.reader.version, self.maximum_packet_size, protocol)
         if self.phase is not Phase.GONE:
             self._terms.stats.connections_refused += 1
             self.phase = Phase.GONE

@@ -27,6 +27,7 @@ from broker.packet.reader import MAXIMUM_PACKET_SIZE
 from broker.session.alias import InboundAliases
 from broker.session.session import Session
 from broker.session.will import will_of
+from broker.topic.name import check_topic_name
 
 log = logging.getLogger("broker.client")
 
@@ -79,6 +80,7 @@ def _may_assign(core: Core, packet: Connect) -> bool:
 
 def _check_will(core: Core, will: Will) -> None:
     limits, protocol = core.config.limits, core.config.protocol
+    check_topic_name(will.topic_name)
     check_publish_topic(core, will.topic_name)
     check_user_properties(core, will.properties)
     if will.qos > limits.maximum_qos:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from broker.errors import (
     MalformedPacket,
     ProtocolError,
-    TopicNameInvalid,
     UnknownProtocol,
     UnsupportedProtocolVersion,
 )
@@ -110,11 +109,8 @@ def _check_connect_flags(bits: int, dialect: Dialect) -> None:
 
 def _read_will(bits: int, body: bytes, at: int, dialect: Dialect) -> tuple[Will, int]:
     properties, at = read_block(body, at, Place.WILL, dialect)
-    raw, at = read_binary(body, at)
+    topic_name, at = read_string(body, at, dialect.strict)  # it travels: 3.1 is no excuse [B21]
     payload, at = read_binary(body, at)
-    topic_name = dialect.names[raw]
-    if not topic_name:
-        raise TopicNameInvalid("empty will topic")
     return Will(topic_name, payload, bits >> 3 & 3, bits & 0x20 != 0, properties), at
 
 

@@ -94,7 +94,9 @@ class PacketReader:
                     break
             end = start + length
             if end - at > limit:
-                self._refuse_size(data[start : start + _PROTOCOL_BYTES])
+                self._refuse_size(data[start : start + _PROTOCOL_BYTES], length)
+                self._needed = size - at + 1  # one byte more, and we look again
+                break
             if end > size:
                 self._needed = end - at
                 break
@@ -115,12 +117,20 @@ class PacketReader:
             self.version = read_protocol(body)[0]
         return decode_body(PacketType.CONNECT, first & 0x0F, body, self._dialect)
 
-    def _refuse_size(self, beginning: bytes) -> None:
-        """Too large; a CONNECT's version is read all the same: with 5.0 a CONNACK can say why."""
+    def _refuse_size(self, beginning: bytes, length: int) -> None:
+        """Raise for a packet that is too large, but wait for the version of a CONNECT: 5.0 is told why."""
         if self._version is None:
+            if len(beginning) < min(length, _protocol_bytes(beginning)):
+                return
             with suppress(MqttError):
                 self.version = read_protocol(beginning)[0]
         raise PacketTooLarge(f"packet is larger than {self.maximum_packet_size} bytes")
+
+
+def _protocol_bytes(beginning: bytes) -> int:
+    """How many bytes of a CONNECT's body hold Protocol Name and Level; of a name that is none of ours, 2."""
+    name = int.from_bytes(beginning[:2], "big")
+    return name + 3 if name + 3 <= _PROTOCOL_BYTES else 2
 
 
 def _read_length(data: bytes, at: int) -> tuple[int, int]:

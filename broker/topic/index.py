@@ -91,13 +91,17 @@ class TopicIndex(Generic[V]):
             yield topic_filter
             return
         levels = topic_filter.split("/")
-        stack: list[tuple[_Node, int]] = [(self._root, 0)]  # a node, and the levels passed on the way to it
+        # What is still to be seen, and the levels passed on the way to it: each a snapshot of children.
+        stack: list[tuple[Iterator[_Node], int]] = [(iter((self._root,)), 0)]
         while stack:
-            node, depth = stack.pop()
+            nodes, depth = stack[-1]
+            node = next(nodes, None)
             wanted = _wanted(levels, depth)
-            if isinstance(node, dict):
+            if node is None:
+                stack.pop()
+            elif isinstance(node, dict):
                 yield None
-                stack.extend((child, depth + 1) for child in _below(node, depth, wanted))
+                stack.append((iter(_below(node, depth, wanted)), depth + 1))
             elif wanted == "#" and depth > 0:
                 yield from node
             else:
@@ -163,9 +167,11 @@ def _wanted(levels: list[str], depth: int) -> str | None:
 
 
 def _below(node: dict[str | None, _Node], depth: int, wanted: str | None) -> list[_Node]:
-    """The children of *node* in which names can match, the first one last: they go on a stack."""
+    """The children of *node* in which names can match."""
     if wanted not in ("+", "#"):
         return [node[wanted]] if wanted in node else []
     if depth == 0:  # [MQTT-4.7.2-1]
-        return [child for level, child in reversed(node.items()) if not (level or "").startswith("$")]
-    return [child for level, child in reversed(node.items()) if level is not None or wanted == "#"]
+        return [child for level, child in node.items() if not (level or "").startswith("$")]
+    if wanted == "+" and None in node:
+        return [child for level, child in node.items() if level is not None]
+    return list(node.values())

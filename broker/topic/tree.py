@@ -176,7 +176,7 @@ class SubscriptionTree(Generic[S]):
             self._forget(topic_filter)
             return
         prefix = topic_filter.partition("#")[0].partition("+")[0].removesuffix("/")  # a/# matches a
-        if not prefix or len(self.routes) > SCANNED_NAMES:
+        if len(self.routes) > SCANNED_NAMES:
             self._forget_all()
             return
         for topic_name in [name for name in self.routes if name.startswith(prefix)]:

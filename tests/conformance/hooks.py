@@ -17,8 +17,9 @@ class Policy(HookBase):
 
     `Policy(publish={"no": 0x87}, subscribe={"no/#": 0x87}, unsubscribe={"stay": 0x87},
     connect={"banned-id": 0x8A}, users={"banned": 0x8A}, unreadable={"secret"}, credentials={"u": b"p"},
-    reason_string="No.", user_properties=[("k", "v")], server_reference="other:1883")`. With *credentials* every CONNECT must
-    carry a pair from them (0x86), and what came is in `seen` as (client_id, user_name, password).
+    reason_string="No.", user_properties=[("k", "v")], server_reference="other:1883")`.
+    With *credentials* every CONNECT must carry a pair from them (0x86), and what came is in `seen` as
+    (client_id, user_name, password).
     """
 
     def __init__(self, *, publish: Codes | None = None, subscribe: Codes | None = None,

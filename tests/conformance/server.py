@@ -180,6 +180,18 @@ class Server:
         client.auto_ack = True
         return client
 
+    def late(self, topic_filter: str = "#", qos: int = 2, version: int = 5, **options: Any) -> Raw:
+        """A new client that has just subscribed: retained messages are the next it gets."""
+        client = self.connect(f"late-{len(self.clients)}", version)
+        client.subscribe(topic_filter, qos=qos, **options)
+        return client
+
+    def sys_value(self, name: str) -> str:
+        """What a new subscriber is told as `$SYS/broker/`*name*."""
+        topic_name = f"$SYS/broker/{name}"
+        packet = self.late(topic_name).expect("PUBLISH", topic_name=topic_name, retain=True)
+        return (packet.payload or b"").decode()
+
     def retained(self, topic_filter: str = "#") -> list[tuple[str, bytes]]:
         """What a new subscriber gets at once: (topic, payload), sorted; all with RETAIN 1."""
         client = self.client(transport="tcp")

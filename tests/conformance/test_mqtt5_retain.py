@@ -11,19 +11,7 @@ from tests.conformance.client import Raw
 from tests.conformance.server import Server
 
 DETAILS = {"content_type": "text/plain", "user_property": [("k", "1"), ("k", "2")]}
-
-
-def late(server: Server, topic_filter: str = "#", **options: object) -> Raw:
-    """A new client that has just subscribed."""
-    client = server.connect(f"late-{len(server.clients)}")
-    client.subscribe(topic_filter, qos=2, **options)  # type: ignore[arg-type]
-    return client
-
-
-def retained_count(server: Server) -> int:
-    """What the server itself says about the number of retained messages."""
-    client = late(server, "$SYS/broker/retained messages/count")
-    return int(client.expect("PUBLISH", retain=True).payload or b"")
+COUNT = "retained messages/count"
 
 
 # --------------------------------------------------------------------------- storing
@@ -34,7 +22,7 @@ def test_mqtt5_3_3_1_5__the_last_one_is_kept(server: Server) -> None:
     publisher.publish("t", b"A", 1, retain=True, content_type="a", response_topic="r")
     publisher.publish("t", b"B", 0, retain=True, content_type="b")
     publisher.publish("t", b"C", 2, retain=True, **DETAILS)
-    client = late(server)
+    client = server.late()
     client.expect("PUBLISH", payload="C", qos=2, retain=True, properties=DETAILS)
     client.expect_nothing()
 
@@ -43,13 +31,13 @@ def test_mqtt5_3_3_1_5__each_qos_replaces(server: Server) -> None:
     publisher = server.connect("p")
     for qos in (0, 1, 2, 1, 0):
         publisher.publish("t", f"{qos}", qos, retain=True)
-        late(server).expect_messages(f"{qos}", qos=qos, retain=True)
+        server.late().expect_messages(f"{qos}", qos=qos, retain=True)
 
 
 def test_mqtt5_3_3_1_5__a_will_replaces(server: Server) -> None:
     server.connect("p").publish("t", b"A", 1, retain=True)
     server.connect("w", will=wire.will("t", b"gone", 2, retain=True, **DETAILS)).drop()
-    client = late(server)
+    client = server.late()
     client.expect("PUBLISH", payload="gone", qos=2, retain=True, properties=DETAILS)
     client.expect_nothing()
 
@@ -71,12 +59,12 @@ def test_mqtt5_3_3_1_6__empty_removes(server: Server, qos: int) -> None:
 def test_mqtt5_3_3_1_7__empty_is_not_stored(server: Server) -> None:
     publisher = server.connect("p")
     publisher.publish("other", b"A", retain=True)
-    assert retained_count(server) == 1
+    assert int(server.sys_value(COUNT)) == 1
     for qos in (0, 1, 2):
         publisher.publish(f"t/{qos}", b"", qos, retain=True, message_expiry_interval=60, **DETAILS)
     server.connect("w", will=wire.will("t/w", b"", 1, retain=True, **DETAILS)).drop()
     assert server.retained() == [("other", b"A")]
-    assert retained_count(server) == 1
+    assert int(server.sys_value(COUNT)) == 1
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
@@ -181,7 +169,7 @@ def every_way(server: Server, retain_as_published: bool) -> Iterator[tuple[bool,
 def test_mqtt5_3_3_1_12__retain_as_published_0(server: Server) -> None:
     for _, client in every_way(server, retain_as_published=False):
         client.ack(client.expect("PUBLISH", payload="x", retain=False))
-    client = late(server, retain_as_published=False)
+    client = server.late(retain_as_published=False)
     found = client.drain()
     assert {(packet.topic_name, packet.retain) for packet in found} == {
         (name, True) for name in ("live", "will", "queued", "queued/will")

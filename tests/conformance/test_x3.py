@@ -61,7 +61,7 @@ def test_x3_05__the_server_closes(server: Server, clean: bool) -> None:
     watcher.expect_nothing()
 
 
-# ------------------------------------------------------------------------------- X3-06, X3-07 strange acknowledgements
+# ------------------------------------------------------------------------------- X3-06, X3-07 acknowledgements
 
 
 def test_x3_06__pubrel_for_nothing(server: Server) -> None:
@@ -82,6 +82,7 @@ def test_x3_07__nobody_waits(server: Server) -> None:
         client.expect_nothing()
         client.send(wire.pubrec(packet_id, version=4))
         assert client.recv().raw == b"\x62\x02" + wire.two(packet_id)
+        client.send(wire.pubcomp(packet_id, version=4))
     client.publish("t", b"x", qos=1)
     message = client.expect("PUBLISH", payload="x", qos=1)
     client.ack(message)

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
-from queue import Queue
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
-WAIT = 30.0  # seconds, for what takes a moment: the start of an interpreter on a busy machine
+from tests.end_to_end.process import FREE, WAIT, daemon
 
 CONNECT = bytes.fromhex("10 0d 0004 4d515454 04 02 003c 0001")  # 3.1.1; one byte of client_id follows
 CONNACK = bytes.fromhex("20 02 00 00")
@@ -27,61 +19,6 @@ SUBACK = bytes.fromhex("90 03 0001 00")
 PUBLISH = bytes.fromhex("30 838020 0001 61") + bytes(1 << 19)  # "a" at QoS 0
 PINGREQ, PINGRESP = bytes.fromhex("c0 00"), bytes.fromhex("d0 00")
 DISCONNECT = bytes.fromhex("e0 00")
-
-
-class Daemon:
-    """One process of `pybroker`; its lines arrive in queues, so that no pipe fills up."""
-
-    def __init__(self, *flags: str, **environ: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "broker", *flags],
-            cwd=ROOT,
-            env=os.environ | environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.out: Queue[str] = Queue()
-        self.err: Queue[str] = Queue()
-        self.readers = [
-            threading.Thread(target=self._read, args=pair, daemon=True)
-            for pair in ((self.process.stdout, self.out), (self.process.stderr, self.err))
-        ]
-        for reader in self.readers:
-            reader.start()
-
-    @staticmethod
-    def _read(pipe, lines: Queue[str]) -> None:
-        for line in pipe:
-            lines.put(line)
-
-    def until(self, lines: Queue[str], pattern: str) -> re.Match[str]:
-        """The first line that matches; fails when there is none in time."""
-        while True:
-            if match := re.search(pattern, lines.get(timeout=WAIT)):
-                return match
-
-    def port(self) -> int:
-        return int(self.until(self.out, r"^listening on \w+://[^ ]+?:(\d+)")[1])
-
-    def end(self) -> tuple[int, str, str]:
-        """Exit status and the rest of what it wrote, once it has ended by itself."""
-        status = self.process.wait(WAIT)
-        for reader in self.readers:
-            reader.join(WAIT)
-        return status, "".join(self.out.queue), "".join(self.err.queue)
-
-
-@contextlib.contextmanager
-def daemon(*flags: str, **environ: str) -> Iterator[Daemon]:
-    running = Daemon(*flags, **environ)
-    try:
-        yield running
-    finally:
-        running.process.kill()
-        running.process.wait()
-        for pipe in (running.process.stdout, running.process.stderr):
-            pipe.close()
 
 
 def connected(port: int, client_id: bytes = b"a") -> socket.socket:
@@ -96,9 +33,6 @@ def read(client: socket.socket, size: int) -> bytes:
     while len(data) < size and (chunk := client.recv(size - len(data))):
         data += chunk
     return data
-
-
-FREE = ("--listen", "tcp://127.0.0.1:0")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -247,12 +247,6 @@ CONNECT_BREACHES = [
         MQTT5 + "06003c00" + ID + "00" + "0001ff" + "0000", MALFORMED, id="Will Topic no UTF-8 [3.1.3-11]"
     ),
     pytest.param(
-        MQTT5 + "06003c00" + ID + "00" + "0000" + "0000", TopicNameInvalid, id="Will Topic empty [4.7.3-1]"
-    ),
-    pytest.param(
-        MQTT5 + "06003c00" + ID + "00" + "000123" + "0000", TopicNameInvalid, id="Will Topic # [4.7.0-1]"
-    ),
-    pytest.param(
         MQTT5 + "06003c00" + ID + "04" + "0800012b" + WILL,
         PROTOCOL,
         id="Response Topic + in the will [3.3.2-14]",
@@ -282,9 +276,6 @@ CONNECT_BREACHES = [
     pytest.param(MQTT4 + "1e003c" + ID + WILL, MALFORMED, id="3.1.1: Will QoS 3 [3.1.2-14]"),
     pytest.param(MQTT4 + "82003c" + ID, MALFORMED, id="3.1.1: user name missing [3.1.2-19]"),
     pytest.param(MQTT4 + "02003c" + ID + "00", MALFORMED, id="3.1.1: a byte too many"),
-    pytest.param(
-        MQTT4 + "06003c" + ID + "0000" + "0000", TopicNameInvalid, id="3.1.1: Will Topic empty [4.7.3-1]"
-    ),
     pytest.param(MQTT4 + "02003c" + "000101", MALFORMED, id="3.1.1: control character [1.5.3]"),
     pytest.param(MQTT3 + "42003c" + ID + "000170", MALFORMED, id="3.1: password without user name"),
     pytest.param(MQTT3 + "06003c" + ID + "000177", MALFORMED, id="3.1: will payload missing"),

@@ -119,7 +119,7 @@ def test_first_packet_is_connect_3_1_0_1(raw: str) -> None:
         pytest.param("10 ff ff 7f 0004 4d515454 05", PacketTooLarge, V5, id="too large, 5.0 [3.2.2.3.6]"),
         pytest.param("10 ff ff 7f 0004 4d515454 04", PacketTooLarge, V4, id="too large, 3.1.1"),
         pytest.param("10 ff ff 7f 0006 4d5149736470 03", PacketTooLarge, V3, id="too large, 3.1"),
-        pytest.param("10 ff ff 7f 0004 4d51", PacketTooLarge, None, id="too large, version not here yet"),
+        pytest.param("10 ff ff 7f 000a 4d51", PacketTooLarge, None, id="too large, name too long"),
         pytest.param("10 ff ff 7f 0004 4d515458 05", PacketTooLarge, None, id="too large, other name"),
     ],
 )
@@ -294,3 +294,13 @@ def test_disallowed_code_points_are_one_setting(strict: bool) -> None:
         reader.feed(CONNECT_5)
         assert reader.feed(encode(packet, V5)) == ([] if strict else [packet])
         assert (type(reader.error) is MalformedPacket) == strict
+
+
+@pytest.mark.parametrize("cut", range(1, 11))
+def test_a_connect_that_is_too_large_is_refused_by_its_version(cut: int) -> None:
+    """Wherever it is cut: the refusal waits for the level and no longer [3.2.2.3.6]."""
+    raw = bytes.fromhex("10 ff ff 7f 0004 4d515454 05")
+    reader = PacketReader(maximum_packet_size=1000)
+    assert reader.feed(raw[:cut]) == [] and reader.error is None and reader.partial
+    assert reader.feed(raw[cut:]) == []
+    assert type(reader.error) is PacketTooLarge and reader.version is V5

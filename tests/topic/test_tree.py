@@ -191,6 +191,20 @@ def test_an_unsubscribe_compares_character_by_character() -> None:
     assert tree.group("$share/g/t") is None
 
 
+NESTED = ["+", "+/#", "+/a", "+/+", "+/a/#", "+/a/b", "#", "a/#", "a/+"]
+
+
+@pytest.mark.parametrize("kept", NESTED)
+def test_a_removed_filter_takes_no_other_with_it(kept: str) -> None:
+    peer, other = Peer("a"), Peer("b")
+    tree = tree_of((peer, Subscription(kept)), *((other, Subscription(one)) for one in NESTED))
+    tree.unsubscribe_all(other, NESTED)
+    for topic_name in ("a", "a/a", "a/a/b", "b/c"):
+        assert [peer for peer, _ in tree.match(topic_name).direct] == [peer] * match(kept, topic_name)
+    tree.unsubscribe(peer, kept)
+    assert tree._wildcards._root.children is tree._wildcards._root.plus is None
+
+
 def test_a_name_is_looked_up_once() -> None:
     tree = tree_of((Peer("a"), Subscription("a/+")))
     route = tree.match("a/b")

@@ -22,7 +22,18 @@ from broker.transport.base import Connection
 from broker.transport.http11 import HttpError, Request, response
 from broker.transport.tls import server_context
 from broker.transport.websocket import PONG_LIMIT, RawConnection, WebSocketConnection
-from tests.transport.sockets import Server, read_size, receive, receive_all, run, send, serving, turns
+from tests.transport.sockets import (
+    FOREVER,
+    Server,
+    handshaken,
+    read_size,
+    receive,
+    receive_all,
+    run,
+    send,
+    serving,
+    turns,
+)
 
 URL = "ws://127.0.0.1:0"
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="

@@ -1,0 +1,580 @@
+"""Behaviours B15 and B21: Shared Subscriptions, strings."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.conformance import wire
+from tests.conformance.client import Raw
+from tests.conformance.conftest import Serve
+from tests.conformance.hooks import EnhancedAuth, Password
+from tests.conformance.server import Server
+from tests.conformance.test_mqtt5_auth import METHOD
+from tests.conformance.test_mqtt5_general import connects_with, packets_with
+from tests.conformance.test_mqtt5_subscribe import MALFORMED, PROTOCOL_ERROR
+
+# ---- B15 Shared Subscriptions
+
+
+def members(server: Server, *names: str, qos: int = 2, share: str = "$share/g/t", **connect: Any) -> list[Raw]:
+    """Connected clients that are members of one group."""
+    found = [server.connect(name, **connect) for name in names]
+    for client in found:
+        client.subscribe(share, qos=qos)
+    return found
+
+
+def publish(server: Server, *payloads: bytes, qos: int = 1, **kwargs: Any) -> None:
+    """Publishes to t, from a client that is gone afterwards."""
+    client = server.connect("publisher")
+    for payload in payloads:
+        client.publish("t", payload, qos=qos, **kwargs)
+    client.disconnect()
+
+
+def payloads(client: Raw) -> list[bytes | None]:
+    return [packet.payload for packet in client.drain() if packet.name == "PUBLISH"]
+
+
+def test_b15__each_group_gets_a_copy(server: Server) -> None:
+    client = server.connect("c")
+    filters = ("$share/g1/t", "$share/g2/t", "$share/G1/t", "$share/g1/+", "$share/g1/#", "t", "+")
+    for number, topic_filter in enumerate(filters, 1):
+        client.subscribe(topic_filter, qos=1, subscription_identifier=number)
+    publish(server, b"x")
+    found = sorted(packet.properties["subscription_identifier"] for packet in client.expect_messages(*[b"x"] * 6))
+    assert [sorted(one) for one in found] == [[1], [2], [3], [4], [5], [6, 7]]
+
+
+def test_b15__groups_are_independent_of_each_other(server: Server) -> None:
+    in_g = members(server, "a", "b")
+    in_h = members(server, "c", "d", share="$share/h/t")
+    (plain,) = members(server, "e", share="t")
+    publish(server, *[b"%d" % n for n in range(10)])
+    for group in (in_g, in_h):
+        found = [payloads(client) for client in group]
+        assert [len(one) for one in found] == [5, 5]
+        assert sorted(found[0] + found[1], key=str) == [b"%d" % n for n in range(10)]
+    assert payloads(plain) == [b"%d" % n for n in range(10)]
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_b15__in_turn(server: Server, qos: int) -> None:
+    group = members(server, "a", "b", "c")
+    publish(server, *[b"%d" % n for n in range(9)], qos=qos)
+    found = [payloads(client) for client in group]
+    assert sorted(found) == [[b"%d" % n for n in range(start, 9, 3)] for start in range(3)]
+
+
+def test_b15__a_member_that_cannot_take_the_size_is_passed_over(server: Server) -> None:
+    (small,) = members(server, "small", maximum_packet_size=100)
+    publish(server, b"x" * 200)
+    small.expect_nothing()
+    (large,) = members(server, "large")
+    publish(server, *[b"y" * 200] * 3)
+    large.expect_messages(*[b"y" * 200] * 3)
+    small.expect_nothing()
+    publish(server, *[b"z"] * 4)
+    assert (len(payloads(small)), len(payloads(large))) == (2, 2)
+
+
+def test_b15__a_member_with_a_free_slot_comes_first(server: Server) -> None:
+    (busy,) = members(server, "busy", receive_maximum=1)
+    (free,) = members(server, "free")
+    publish(server, *[b"%d" % n for n in range(6)])
+    one = payloads(busy)
+    assert len(one) == 1
+    assert sorted(payloads(free) + one, key=str) == [b"%d" % n for n in range(6)]
+    publish(server, b"q0", b"q0", qos=0)  # needs no slot
+    assert payloads(busy) == payloads(free) == [b"q0"]
+
+
+def test_b15__then_one_whose_window_is_full(server: Server) -> None:
+    group = members(server, "a", "b", receive_maximum=1)
+    (away,) = members(server, "away", session_expiry_interval=60)
+    away.disconnect()
+    publish(server, *[b"%d" % n for n in range(6)])
+    got: list[bytes | None] = []
+    for client in group:
+        for _ in range(3):
+            packet = client.expect("PUBLISH", dup=False)
+            got.append(packet.payload)
+            client.ack(packet)
+        client.expect_nothing()
+    assert sorted(got, key=str) == [b"%d" % n for n in range(6)]
+    server.connect("away", clean_start=False, session_present=True).expect_nothing()
+
+
+def test_b15__then_one_that_is_away(server: Server) -> None:
+    for client in members(server, "a", "b", session_expiry_interval=60):
+        client.disconnect()
+    publish(server, *[b"%d" % n for n in range(4)], reason=0x00)
+    publish(server, b"q0", qos=0)
+    found = [payloads(server.connect(name, clean_start=False, session_present=True)) for name in "ab"]
+    assert sorted(found) == [[b"0", b"2"], [b"1", b"3"]]
+
+
+def test_b15__nobody_is_left(server: Server) -> None:
+    (member,) = members(server, "a", qos=0, session_expiry_interval=60)
+    member.disconnect()
+    publish(server, b"x", qos=2, reason=0x00)  # QoS 0 for a member that is away
+    again = server.connect("a", clean_start=False, session_present=True)
+    again.expect_nothing()
+
+
+def test_b15__who_is_away_swallows_nothing(server: Server) -> None:
+    away = members(server, *(f"away{n}" for n in range(5)), session_expiry_interval=60)
+    (here,) = members(server, "here")
+    for client in away:
+        client.drop()
+    publish(server, *[b"%d" % n for n in range(12)])
+    here.expect_messages(*[b"%d" % n for n in range(12)])
+    for n in range(5):
+        server.connect(f"away{n}", clean_start=False, session_present=True).expect_nothing()
+
+
+def test_b15__options_are_those_of_the_chosen_member(server: Server) -> None:
+    first, second = server.connect("a"), server.connect("b")
+    first.subscribe("$share/g/t", qos=0, retain_as_published=True, subscription_identifier=1)
+    second.subscribe("$share/g/t", qos=2, subscription_identifier=2)
+    publish(server, b"x", b"x", qos=1, retain=True)
+    first.expect_messages(b"x", qos=0, retain=True, subscription_identifier=[1])
+    second.expect_messages(b"x", qos=1, retain=False, subscription_identifier=[2])
+    server.expect_breach(wire.subscribe(1, ("$share/g/t", 0x04)), codes=PROTOCOL_ERROR)
+
+
+def laden(server: Server, **connect: Any) -> tuple[Raw, Raw]:
+    """A member that was sent 1 (QoS 1) and 2 (QoS 2), for which 3 (QoS 2) and 4 (QoS 1) wait; and a newcomer."""
+    (member,) = members(server, "m", receive_maximum=2, **connect)
+    publish(server, b"1")
+    publish(server, b"2", b"3", qos=2)
+    publish(server, b"4")
+    member.expect_messages(b"1", b"2")
+    (other,) = members(server, "o")
+    other.expect_nothing()
+    return member, other
+
+
+def returned(server: Server, **connect: Any) -> Raw:
+    return server.connect("m", clean_start=False, session_present=True, **connect)
+
+
+def test_b15__member_goes_away_what_was_sent_waits_what_was_not_moves(server: Server) -> None:
+    member, other = laden(server, session_expiry_interval=60)
+    member.drop()
+    other.expect_messages(b"3", b"4", dup=False)
+    again = returned(server)
+    again.expect_messages(b"1", b"2", dup=True)
+    other.expect_nothing()
+
+
+def test_b15__member_goes_away_and_nobody_else_is_there(server: Server) -> None:
+    member, other = laden(server, session_expiry_interval=60)
+    other.disconnect()
+    member.drop()
+    again = returned(server, receive_maximum=2)
+    for packet in again.expect_messages(b"1", b"2", dup=True):
+        again.ack(packet)
+    again.expect_messages(b"3", b"4", dup=False)
+
+
+def test_b15__member_goes_away_what_was_sent_at_qos_1_moves_by_setting(serve: Serve) -> None:
+    server = serve(shared_unacknowledged="move")
+    member, other = laden(server, session_expiry_interval=60)
+    member.drop()
+    other.expect_messages(b"1", b"3", b"4", dup=False)
+    again = returned(server)
+    again.expect_messages(b"2", dup=True)
+    other.expect_nothing()
+
+
+def test_b15__session_ends_with_its_connection(server: Server) -> None:
+    member, other = laden(server)
+    member.drop()
+    found = other.expect_messages(b"1", b"3", b"4", dup=False)
+    assert [packet.qos for packet in found] == [1, 2, 1]
+    assert len({packet.packet_id for packet in found}) == 3
+
+
+def test_b15__session_ends_by_time(server: Server) -> None:
+    member, other = laden(server, session_expiry_interval=60)
+    member.drop()
+    other.expect_messages(b"3", b"4", dup=False)
+    server.advance(59)
+    other.expect_nothing()
+    server.advance(2)
+    other.expect_messages(b"1", dup=False, qos=1)
+
+
+def test_b15__session_ends_by_clean_start(server: Server) -> None:
+    member, other = laden(server, session_expiry_interval=60)
+    server.connect("m", clean_start=True, session_present=False).expect_nothing()
+    member.expect_close(0x8E)
+    assert sorted(payloads(other), key=str) == [b"1", b"3", b"4"]
+
+
+def test_b15__session_ends_after_pubrec(server: Server) -> None:
+    member, other = members(server, "m"), members(server, "o", share="$share/g/u")
+    publish(server, b"x", qos=2)
+    member[0].send(wire.pubrec(member[0].expect("PUBLISH").packet_id or 0))
+    member[0].expect("PUBREL")
+    other[0].subscribe("$share/g/t", qos=2)
+    member[0].drop()
+    other[0].expect_nothing()
+
+
+def test_b15__member_unsubscribes_and_what_waits_for_that_group_moves(server: Server) -> None:
+    member = server.connect("m", receive_maximum=1)
+    member.subscribe("$share/g/t", qos=1)
+    publish(server, b"sent", b"g")
+    member.subscribe("$share/h/u", qos=1)
+    server.connect("p").publish("u", b"h", qos=1)
+    sent = member.expect("PUBLISH", payload="sent")
+    (other,) = members(server, "o")
+    other.subscribe("$share/h/u", qos=1)
+    member.unsubscribe("$share/g/t")
+    other.expect_messages(b"g", dup=False)
+    member.ack(sent)
+    member.expect_messages(b"h", dup=False)
+
+
+def test_b15__what_was_sent_is_completed_after_unsubscribe(server: Server) -> None:
+    member, other = laden(server, session_expiry_interval=60)
+    member.unsubscribe("$share/g/t")
+    other.expect_messages(b"3", b"4", dup=False)
+    member.drop()
+    again = returned(server)
+    for packet in again.expect_messages(b"1", b"2", dup=True):
+        again.ack(packet)
+    publish(server, b"5")
+    again.expect_nothing()
+    other.expect_messages(b"5")
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_b15__a_negative_acknowledgement_drops(server: Server, qos: int) -> None:
+    first, second = members(server, "a", "b", session_expiry_interval=60)
+    publish(server, b"x", qos=qos)
+    chosen, other = (first, second) if (found := first.drain()) else (second, first)
+    chosen.ack((found or chosen.drain())[0], 0x83)
+    other.expect_nothing()
+    chosen.expect_nothing()
+    chosen.drop()
+    other.expect_nothing()
+    server.connect(chosen.client_id, clean_start=False, session_present=True).expect_nothing()
+
+
+def test_b15__never_retained_messages(server: Server) -> None:
+    publish(server, b"kept", retain=True)
+    (member,) = members(server, "m")
+    member.expect_nothing()
+
+
+def test_b15__order_holds_for_each_member(server: Server) -> None:
+    group = members(server, "a", "b", "c")
+    for start in range(0, 30, 10):
+        publish(server, *[b"%02d" % n for n in range(start, start + 10)], qos=1 + start // 10 % 2)
+    for client in group:
+        found = payloads(client)
+        assert len(found) == 10 and found == sorted(found, key=str)
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_b15__members_of_3_x(server: Server, version: int) -> None:
+    (old,) = members(server, "a", version=version)
+    (new,) = members(server, "b")
+    publish(server, *[b"x"] * 6)
+    assert (len(payloads(old)), len(payloads(new))) == (3, 3)
+    old.unsubscribe("$share/g/t")
+    publish(server, b"x", b"x")
+    assert (len(payloads(old)), len(payloads(new))) == (0, 2)
+
+
+def test_b15__members_of_3_x_switched_off(serve: Serve) -> None:
+    server = serve(shared_subscriptions_3x=False)
+    old = server.connect("a", 4)
+    old.subscribe("$share/g/t", qos=1, granted=[0x80])
+    members(server, "b")[0].expect_nothing()
+    publish(server, b"x", b"x")
+    old.expect_nothing()
+
+
+BAD_SHARES = ["$share", "$share/", "$share/g", "$share/g/", "$share//t", "$share/g+/t", "$share/#/t"]
+
+
+@pytest.mark.parametrize("topic_filter", BAD_SHARES)
+@pytest.mark.parametrize("version", [5, 4])
+def test_b15__the_same_rules_of_syntax(server: Server, topic_filter: str, version: int) -> None:
+    server.expect_breach(wire.subscribe(1, topic_filter, version=version), codes=0x8F, version=version)
+
+
+@pytest.mark.parametrize("prefix", ["$queue/", "$SHARE/g/", "$shared/g/", "$exclusive/"])
+def test_b15__other_prefixes_are_ordinary_filters(serve: Serve, prefix: str) -> None:
+    server = serve(dollar_topics=(prefix,))
+    both = members(server, "a", "b", share=prefix + "t")
+    publish(server, b"x", reason=0x10)
+    server.connect("p").publish(prefix + "t", b"y", qos=1, reason=0x00)
+    for client in both:
+        client.expect_messages((prefix + "t", b"y"))
+
+
+def test_b15__wills_go_to_one_member(server: Server) -> None:
+    group = members(server, "a", "b")
+    server.connect("w", will=wire.will("t", b"gone", qos=1)).drop()
+    found = [packet for client in group for packet in client.drain()]
+    assert [(packet.payload, packet.qos, packet.retain) for packet in found] == [(b"gone", 1, False)]
+
+
+@pytest.mark.parametrize("as_published", [True, False])
+def test_b15__the_retain_flag_passes(server: Server, as_published: bool) -> None:
+    client = server.connect("c")
+    client.subscribe("$share/g/t", qos=1, retain_as_published=as_published)
+    publish(server, b"x", retain=True)
+    publish(server, b"y", retain=False)
+    kept, other = client.expect_messages(b"x", b"y")
+    assert (kept.retain, other.retain) == (as_published, False)
+
+
+# ---- B21 strings
+
+MALFORMED_TEXT = {
+    "overlong": b"\xc0\x80",
+    "overlong slash": b"\xe0\x80\xaf",
+    "first surrogate": b"\xed\xa0\x80",
+    "last surrogate": b"\xed\xbf\xbf",
+    "beyond U+10FFFF": b"\xf4\x90\x80\x80",
+    "truncated": b"a\xe2\x82",
+    "U+0000": b"a\x00",
+}
+CONTROLS = [*range(0x01, 0x20), *range(0x7F, 0xA0)]
+NON_CHARACTERS = [*range(0xFDD0, 0xFDF0), *(plane << 16 | low for plane in range(17) for low in (0xFFFE, 0xFFFF))]
+DISALLOWED = [*CONTROLS, *NON_CHARACTERS]
+NEIGHBOURS = [0x20, 0x7E, 0xA0, 0xFDCF, 0xFDF0, 0xFFFD, 0x1FFFD, 0x10FFFD, 0xFEFF, 0xAD, 0xE000, 0x1F600]
+
+
+def closes(server: Server, raw: bytes, code: int, version: int = 5) -> None:
+    client = server.connect("c", version)
+    client.send(raw)
+    client.expect_close(code)
+    client.close()
+
+
+@pytest.mark.parametrize("policy", ["reject", "accept"])
+@pytest.mark.parametrize("text", MALFORMED_TEXT.values(), ids=MALFORMED_TEXT.keys())
+def test_b21__ill_formed_utf_8_is_malformed_whatever_the_setting(
+    serve: Serve, text: bytes, policy: str
+) -> None:
+    server = serve(disallowed_code_points=policy)
+    for raw in connects_with(text):
+        server.expect_refused(raw, codes=MALFORMED)
+    for raw in packets_with(text):
+        server.expect_breach(raw, codes=MALFORMED)
+    server.expect_breach(wire.publish(text, version=4), codes=MALFORMED, version=4)
+    server.expect_breach(wire.subscribe(1, text, version=4), codes=MALFORMED, version=4)
+    server.expect_refused(wire.connect(text, version=4), version=4)
+
+
+@pytest.mark.parametrize("text", ["\ufeff", "\ufefft", "t\ufeff", "a/\ufeff/b"])
+def test_b21__u_feff_is_kept(server: Server, text: str) -> None:
+    client = server.connect(text)
+    client.subscribe(text, "t", text.replace("\ufeff", "") or "x")
+    client.publish(text, b"x", user_property=[(text, text)], content_type=text, response_topic=text)
+    client.expect(
+        "PUBLISH", topic_name=text, user_property=[(text, text)], content_type=text, response_topic=text
+    )
+    client.expect_nothing()
+
+
+def test_b21__there_are_66_non_characters() -> None:
+    assert len(set(NON_CHARACTERS)) == 66
+
+
+@pytest.mark.parametrize("version", [5, 4])
+def test_b21__every_disallowed_code_point_is_rejected(server: Server, version: int) -> None:
+    for point in DISALLOWED:
+        closes(server, wire.publish(f"a{chr(point)}", b"x", version=version), MALFORMED, version)
+    assert server.retained() == []
+
+
+def test_b21__one_answer_for_all_strings(server: Server) -> None:
+    for point in (0x01, 0x1F, 0x7F, 0x9F, 0xFDD0, 0xFFFF, 0x10FFFF):
+        text = f"a{chr(point)}b".encode()
+        for raw in connects_with(text):
+            server.expect_refused(raw, codes=MALFORMED)
+        for raw in packets_with(text):
+            server.expect_breach(raw, codes=MALFORMED)
+    server.expect_refused(wire.connect(text, version=4), version=4)
+    server.expect_breach(wire.subscribe(1, text, version=4), codes=MALFORMED, version=4)
+
+
+@pytest.mark.parametrize("version", [5, 4])
+def test_b21__every_other_code_point_is_accepted(server: Server, version: int) -> None:
+    expect_all(server, NEIGHBOURS, version)
+
+
+@pytest.mark.parametrize("version", [5, 4])
+def test_b21__all_are_accepted_by_setting(serve: Serve, version: int) -> None:
+    expect_all(serve(disallowed_code_points="accept"), DISALLOWED, version)
+
+
+def expect_all(server: Server, points: list[int], version: int) -> None:
+    """Each of *points* passes, in a ClientID, a filter, a topic and (5.0) the other strings."""
+    text = "".join(map(chr, points))
+    client = server.connect(text, version)
+    client.subscribe(f"{text}/#", "a/+")
+    client.send(*(wire.publish(f"a/{chr(point)}", b"x", version=version) for point in points))
+    client.expect_messages(*((f"a/{chr(point)}", b"x") for point in points))
+    named = {"user_property": [(text, text)], "content_type": text, "response_topic": text}
+    named = named if version == 5 else {}
+    client.publish(f"{text}/t", b"x", **named)
+    client.expect("PUBLISH", topic_name=f"{text}/t", **named)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("\u00e9", "e\u0301"), ("\u212b", "\u00c5"), ("A", "a"), ("\u01c4", "\u01c6"), ("\u00df", "ss"), ("t", "t ")],
+)
+def test_b21__no_normalization_and_no_case_folding(server: Server, one: str, other: str) -> None:
+    client, twin = server.connect(one), server.connect(other)  # two ClientIDs: no takeover
+    client.subscribe(one, subscription_identifier=1)
+    client.unsubscribe(other, reasons=[0x11])
+    twin.publish(one, b"one", retain=True)
+    twin.publish(other, b"other", retain=True)
+    client.expect("PUBLISH", topic_name=one, payload="one")
+    client.expect_nothing()
+    assert server.retained() == sorted([(one, b"one"), (other, b"other")])
+
+
+BYTES = bytes(range(256)) + b"\xff\xfe\xc0\x80"
+
+
+def test_b21__payload_and_correlation_data_are_bytes(server: Server) -> None:
+    client = server.connect("c", will=wire.will("w", BYTES, correlation_data=BYTES))
+    watcher = server.watch()
+    client.publish("t", BYTES, correlation_data=BYTES)
+    watcher.expect("PUBLISH", topic_name="t", payload=BYTES, correlation_data=BYTES)
+    client.drop()
+    watcher.expect("PUBLISH", topic_name="w", payload=BYTES, correlation_data=BYTES)
+
+
+@pytest.mark.parametrize("version", [5, 4, 3])
+def test_b21__password_is_bytes(serve: Serve, version: int) -> None:
+    server = serve(hooks=[Password("u", BYTES)])
+    server.connect("c", version, user_name="u", password=BYTES).expect_nothing()
+    client = server.client(version)
+    client.send(wire.connect("c", version=version, user_name="u", password=BYTES[:-1]))
+    client.expect_close(0x86 if version == 5 else 4)
+
+
+def test_b21__authentication_data_is_bytes(serve: Serve) -> None:
+    method = EnhancedAuth(steps=2)
+    client = serve(hooks=[method]).client()
+    client.send(wire.connect("c", properties=METHOD | {"authentication_data": BYTES}))
+    client.expect("AUTH", reason_code=0x18)
+    assert method.steps_seen == [BYTES]
+
+
+BAD_NAMES = ["#", "+", "a/#", "a/+/b", "a+", "#/a"]
+BAD_FILTERS = ["", "a#", "a/#/b", "#/", "a+", "+a", "a/b+/c", "a/##", "++", *BAD_SHARES, "$share/g/a#", "$share/+/t"]
+
+
+@pytest.mark.parametrize("version", [5, 4])
+def test_b21__topic_name_that_breaks_the_grammar(server: Server, version: int) -> None:
+    for topic_name in BAD_NAMES:
+        for qos in range(3):
+            raw = wire.publish(topic_name, b"x", qos=qos, retain=True, version=version)
+            server.expect_breach(raw, codes=0x90, version=version)
+    assert server.retained() == []
+
+
+@pytest.mark.parametrize("version", [5, 4])
+def test_b21__topic_filter_that_breaks_the_grammar(server: Server, version: int) -> None:
+    for topic_filter in BAD_FILTERS:
+        for raw in (
+            wire.subscribe(1, "t", topic_filter, version=version),
+            wire.unsubscribe(1, "t", topic_filter, version=version),
+        ):
+            server.expect_breach(raw, codes=0x8F, version=version)
+
+
+def deep(levels: int, level: str = "a") -> str:
+    return "/".join([level] * levels)
+
+
+@pytest.mark.parametrize("most", [128, 3])
+def test_b21__too_many_levels(serve: Serve, most: int) -> None:
+    server = serve() if most == 128 else serve(maximum_topic_levels=most)
+    client = server.connect("c")
+    client.subscribe(deep(most), deep(most, "+"), deep(most - 1) + "/#", "$share/g/" + deep(most), qos=1)
+    client.subscribe("t", deep(most + 1), deep(most) + "/#", "$share/g/" + deep(most + 1), qos=1,
+                     granted=[1, 0x8F, 0x8F, 0x8F])  # fmt: skip
+    for qos, code in ((1, 0x90), (2, 0x90)):
+        client.publish(deep(most + 1), b"x", qos=qos, reason=code, retain=True)
+    client.publish(deep(most + 1), b"x", qos=0, retain=True)
+    client.expect_nothing()
+    client.publish(deep(most), b"y", qos=1, reason=0x00)
+    client.expect_messages(b"y", b"y")  # one for the three, one for the group
+    assert server.retained() == []
+
+
+def test_b21__too_many_levels_in_3_1_1(server: Server) -> None:
+    watcher, client = server.watch(), server.connect("c", 4)
+    for qos in range(3):
+        client.publish(deep(129), b"x", qos=qos, retain=True)
+    client.subscribe("t", deep(129), "$share/g/" + deep(129), qos=1, granted=[1, 0x80, 0x80])
+    watcher.expect_nothing()
+    client.publish(deep(128), b"y", qos=1)
+    watcher.expect_messages(b"y")
+    assert server.retained() == []
+
+
+def test_b21__matching_time_does_not_explode(serve: Serve) -> None:
+    server = serve(maximum_topic_levels=65535)
+    client, publisher = server.connect("c"), server.connect("p")
+    client.subscribe(deep(32768, "+"), subscription_identifier=1)
+    client.subscribe(deep(30000, "+") + "/#", subscription_identifier=2)
+    client.subscribe("/" * 65534 + "+", subscription_identifier=3)
+    filters = ["/".join("+a"[n >> bit & 1] for bit in range(8)) + deep(50, "/+") + "/x" for n in range(256)]
+    client.subscribe(*filters)
+    start = time.monotonic()
+    publisher.publish("/" * 65534)
+    client.expect("PUBLISH", subscription_identifier=[2, 3])
+    publisher.publish("/" * 32767)
+    client.expect("PUBLISH", subscription_identifier=[1, 2])
+    publisher.publish(deep(32768), b"", retain=True)
+    client.expect("PUBLISH", subscription_identifier=[1, 2])
+    publisher.publish(deep(58) + "/y", b"x", qos=1, reason=0x10)
+    client.expect_nothing()
+    assert time.monotonic() - start < 1.5
+
+
+@pytest.mark.parametrize(
+    ("topic_filter", "matching", "others"),
+    [
+        ("a//b", ["a//b"], ["a/b", "a/x/b", "/a//b"]),
+        ("/a", ["/a"], ["a", "a/", "//a"]),
+        ("a/", ["a/"], ["a", "/a", "a//"]),
+        ("/", ["/"], ["//", "a"]),
+        ("a/+/b", ["a//b", "a/x/b"], ["a/b", "a///b"]),
+        ("+", ["a", "x"], ["/", "/a", "a/"]),
+        ("+/+", ["/", "/a", "a/", "a/b"], ["a", "//"]),
+        ("a/+", ["a/", "a/b"], ["a", "a//"]),
+        ("a/#", ["a", "a/", "a//", "a/b/c"], ["/a", "ab", "b"]),
+        ("/#", ["/", "/a", "//"], ["a", "a/"]),
+        ("+/#", ["a", "/", "a/b", "/a"], []),
+    ],
+)
+def test_b21__empty_levels_are_levels(
+    server: Server, topic_filter: str, matching: list[str], others: list[str]
+) -> None:
+    client, publisher = server.connect("c"), server.connect("p")
+    client.subscribe(topic_filter)
+    for topic_name in [*matching, *others]:
+        publisher.publish(topic_name, topic_name.encode(), retain=True)
+    client.expect_messages(*((one, one.encode()) for one in matching))
+    again = server.connect("d")
+    again.subscribe(topic_filter)
+    assert sorted(packet.topic_name or "" for packet in again.drain()) == sorted(matching)
