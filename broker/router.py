@@ -114,15 +114,18 @@ class Router:
             await self.retain(message)
         return self.route(message)
 
-    async def retain(self, message: Message) -> None:
-        """Store, replace or delete the retained message of its topic [MQTT5 3.3.1.3]."""
+    async def retain(self, message: Message, *, owned: bool = False) -> None:
+        """Store, replace or delete the retained message of its topic [MQTT5 3.3.1.3].
+
+        Raises MqttError when it cannot be stored; *owned* ones go above the limits of the built-in store.
+        """
         expired = message.expires_at is not None and message.expires_at <= self._clock()
         if self._hooks.stores_retained:
             await self._hooks.store_retained(message)
         elif not message.payload or expired:
             self.retained.delete(message.topic_name)
         else:
-            self.retained.put(message)
+            self.retained.put(message, owned=owned)
 
     async def publish_owned(self, message: Message) -> None:
         """Like `publish`, for a message that nobody can be told a refusal of: a will, `broker.publish`."""

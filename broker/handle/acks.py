@@ -40,16 +40,14 @@ async def handle_pubrel(core: Core, client: Client, packet: Pubrel) -> None:
     message = session.inflight.held.get(packet.packet_id)
     if message is None:
         return _answer_unknown(client, Pubcomp, packet.packet_id, PUBCOMP)
-    if message.expires_at is not None and message.expires_at < core.clock():
-        session.let_go(packet.packet_id)  # the flow goes on, the message does not [MQTT-4.3.3-13]
+    expired = message.expires_at is not None and message.expires_at < core.clock()
+    if message.retain and not expired:
+        await core.router.retain(message, owned=True)
+    session.let_go(packet.packet_id)
+    if expired:  # the flow goes on, the message does not [MQTT-4.3.3-13]
         core.dropped(client.client_id, message, "expired")
-    elif message.retain and core.hooks.stores_retained:
-        await core.hooks.store_retained(message)
-        session.let_go(packet.packet_id)
-        core.router.route(message)
     else:
-        session.let_go(packet.packet_id)
-        await core.router.publish_owned(message)
+        core.router.route(message)
     if client.receiving is not None:
         client.receiving.discard(packet.packet_id)
     client.acknowledge(PUBCOMP, packet.packet_id)

@@ -11,8 +11,11 @@ from broker.packet.message import Message
 class RetainedStore(Protocol):
     """The last retained message of each Topic Name [MQTT5 3.3.1.3]."""
 
-    def put(self, message: Message) -> None:
-        """Store or replace. Raises QuotaExceeded when a limit is reached; then nothing changed."""
+    def put(self, message: Message, *, owned: bool = False) -> None:
+        """Store or replace. Raises QuotaExceeded when a limit is reached; then nothing changed.
+
+        A message that is *owned* (its PUBREC was sent) is stored even above the limits.
+        """
 
     def check(self, message: Message) -> int:
         """The bytes by which `put` would grow the store. Raises QuotaExceeded if that is too much."""

@@ -30,9 +30,9 @@ class MemoryRetainedStore:
     def __len__(self) -> int:
         return len(self._index)
 
-    def put(self, message: Message) -> None:
+    def put(self, message: Message, *, owned: bool = False) -> None:
         """Store or replace; see RetainedStore."""
-        growth = self.check(message)
+        growth = self._growth(message) if owned else self.check(message)
         self._budget.take_anyway(growth)
         self._changes += 1
         self._index.set(message.topic_name, (self._changes, message.with_()))  # without cached frames
@@ -53,15 +53,18 @@ class MemoryRetainedStore:
 
     def check(self, message: Message) -> int:
         """The bytes by which `put` would grow the store. Raises QuotaExceeded if that is too much."""
-        old = self._index.get(message.topic_name)
-        growth = message.size - (old[1].size if old else 0)
-        if old is None and len(self._index) >= self._maximum_messages:
+        growth, is_new = self._growth(message), message.topic_name not in self._index
+        if is_new and len(self._index) >= self._maximum_messages:
             raise QuotaExceeded(f"{self._maximum_messages} retained messages are stored")
         if growth > 0 and self.size + growth > self._maximum_bytes:
             raise QuotaExceeded(f"{self._maximum_bytes} bytes of retained messages are stored")
         if growth > 0 and not self._budget.has(growth):
             raise QuotaExceeded("the byte budget of the broker is spent")
         return growth
+
+    def _growth(self, message: Message) -> int:
+        old = self._index.get(message.topic_name)
+        return message.size - (old[1].size if old else 0)
 
     def delete(self, topic_name: str) -> None:
         """Forget the message of *topic_name*, if there is one."""

@@ -28,7 +28,7 @@ def test_x3_01__no_whole_connect_in_time(server: Server, length: int) -> None:
     client = server.client(4)
     server.wait_until(lambda: len(server.broker._connections) == 1)
     server.advance(6, step=0.5)
-    client.send(connect()[:length] or b"")
+    client.send(connect()[:length])
     server.settle()
     server.advance(3.9, step=0.5)
     server.connect("other", 4, reason=0)
@@ -61,7 +61,7 @@ def test_x3_05__the_server_closes(server: Server, clean: bool) -> None:
     watcher.expect_nothing()
 
 
-# ------------------------------------------------------------------------------- X3-06, X3-07 acknowledgements
+# ------------------------------------------------------------------------------- X3-06, X3-07 stray answers
 
 
 def test_x3_06__pubrel_for_nothing(server: Server) -> None:
@@ -104,6 +104,18 @@ RETURN_CODES: dict[int, int | None] = {
 def test_x3_08__return_codes(serve: Serve, reason: int, code: int | None) -> None:
     server = serve(hooks=[Policy(connect={"c": reason}, reason_string="why", user_properties=[("k", "v")])])
     server.expect_refused(connect(will=WILL), codes=() if code is None else code, version=4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "will"),
+    [
+        ({}, wire.will("$SYS/x")),
+        ({"maximum_qos": 1}, wire.will("w", qos=2)),
+        ({"retain_available": False}, wire.will("w", retain=True)),
+    ],
+)
+def test_x3_08__wills_have_no_code(serve: Serve, settings: dict[str, Any], will: wire.Will) -> None:
+    serve(**settings).expect_refused(connect(will=will), version=4)
 
 
 def test_x3_08__the_broker_itself(serve: Serve) -> None:
