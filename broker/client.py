@@ -197,7 +197,6 @@ class Client:
             stats.bytes_received += len(data)
             packets = reader.feed(data)
             if packets:
-                self.last_packet_at = terms.clock()
                 stats.messages_received += len(packets)
                 self.handling = True
                 for packet in packets:
@@ -205,6 +204,7 @@ class Client:
                     if self.ending is not None:
                         return
                 self.handling = False
+                self.last_packet_at = terms.clock()  # our own time is not the client's silence [B08]
             if reader.error is not None:
                 raise reader.error
             self._note_partial(bool(packets))

@@ -18,6 +18,8 @@ from broker.transport.base import Accept, Connection, Peer, TransportOptions
 
 CHUNK = 64 * 1024  # bytes of one read, and the most that waits unread in one connection
 
+ACCEPT_BATCH = 64  # connections that one listening socket accepts in one turn of the loop
+ACCEPT_PAUSE = 1.0  # seconds until the next try when there are no descriptors left
 BIND_ATTEMPTS = 16  # for port 0 on several families, which must agree on one free port
 
 log = logging.getLogger(__name__)
@@ -35,19 +37,16 @@ class TcpConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_buffer", "_chunks", "_closing", "_drained", "_eof", "_error", "_gone", "_linger", "_loop",
-        "_lost", "_made", "_paused", "_sink", "_timer", "_transport", "_unread", "_waiter", "peer",
+        "_lost", "_paused", "_sink", "_timer", "_transport", "_unread", "_waiter", "peer",
     )  # fmt: skip
 
     peer: Peer
 
-    def __init__(
-        self, buffer: memoryview, linger: float, made: Callable[[TcpConnection, asyncio.Transport], None]
-    ) -> None:
-        """*linger* is in seconds; *made* is called once, when the transport is there."""
+    def __init__(self, buffer: memoryview, linger: float) -> None:
+        """*linger* is in seconds; *peer* is set by who made the transport."""
         self._loop = asyncio.get_running_loop()
         self._buffer = buffer
         self._linger = linger
-        self._made = made
         self._transport: asyncio.Transport | None = None
         self._chunks: list[bytes] = []
         self._unread = 0  # bytes in _chunks, never more than CHUNK
@@ -181,7 +180,6 @@ class TcpConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=0)  # resume_writing then means: nothing pending
-        self._made(self, self._transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer[: CHUNK - self._unread] if self._unread else self._buffer
@@ -231,8 +229,8 @@ Prepare = Callable[[TcpConnection], Awaitable[Connection | None]]
 class SocketListener:
     """Listens on one Address: as many sockets as its host name has addresses, or one socket file.
 
-    With *prepare* each connection first goes through that coroutine (TLS, HTTP upgrade) in a task
-    of its own; it returns what *accept* gets, or None for a connection that it dealt with itself,
+    With *prepare* each connection first goes through that coroutine (TLS, HTTP upgrade), in the task
+    that admits it; it returns what *accept* gets, or None for a connection that it dealt with itself,
     and raises OSError (ssl.SSLError and TimeoutError are some) when the peer failed.
     """
 
@@ -247,35 +245,33 @@ class SocketListener:
         self._accept = accept
         self._prepare = prepare
         self._buffer = memoryview(bytearray(CHUNK))
-        self._stopped = False
-        self._servers: list[asyncio.Server] = []
-        self._preparing: set[asyncio.Task[None]] = set()
+        self._sockets: list[socket.socket] = []
+        self._admitting: set[asyncio.Task[None]] = set()
         self._socket_file: tuple[int, int] | None = None  # device and inode, to unlink no file but ours
 
     async def start(self) -> None:
         try:
-            sockets = await self._bind()
+            self._sockets = await self._bind()
+            for sock in self._sockets:
+                sock.listen(self._options.backlog)
         except OSError as error:
-            raise OSError(error.errno, f"cannot listen on {self.url}: {error.strerror or error}") from error
-        self._stopped = False
-        try:
-            await self._serve(sockets)
-        except OSError:
             await self.stop()
-            for sock in sockets:
-                sock.close()
-            raise
+            raise OSError(error.errno, f"cannot listen on {self.url}: {error.strerror or error}") from error
+        for sock in self._sockets:
+            self._watch(sock)
 
     async def stop(self) -> None:
-        self._stopped = True
-        for server in self._servers:
-            server.close()
-        self._servers.clear()
+        loop = asyncio.get_running_loop()
+        for sock in self._sockets:
+            loop.remove_reader(sock)
+            sock.close()
+        self._sockets.clear()
         self._unlink()
-        preparing = tuple(self._preparing)
-        for task in preparing:
+        await asyncio.sleep(0)  # every task has begun, so it closes its socket when it is cancelled
+        tasks = tuple(self._admitting)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*preparing, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _bind(self) -> list[socket.socket]:
         address = self._address
@@ -289,36 +285,49 @@ class SocketListener:
         self.local = all(is_loopback(name[0]) for name in names)
         return sockets
 
-    async def _serve(self, sockets: list[socket.socket]) -> None:
-        loop = asyncio.get_running_loop()
-        serve: Any = loop.create_unix_server if self._address.scheme == "unix" else loop.create_server
-        for sock in sockets:
-            self._servers.append(await serve(self._protocol, sock=sock, backlog=self._options.backlog))
-
     def _unlink(self) -> None:
         ours, self._socket_file = self._socket_file, None
         if ours is not None and ours == _inode(self._address.path):
             with contextlib.suppress(OSError):
                 os.unlink(self._address.path)
 
-    def _protocol(self) -> TcpConnection:
-        return TcpConnection(self._buffer, self._options.linger, self._made)
+    def _watch(self, sock: socket.socket) -> None:
+        if sock in self._sockets:
+            asyncio.get_running_loop().add_reader(sock, self._accept_ready, sock)
 
-    def _made(self, connection: TcpConnection, transport: asyncio.Transport) -> None:
-        connection.peer = self._peer(transport)
-        if self._stopped:  # it was accepted in the last turn before stop()
-            connection.abort()
-        elif self._prepare is None:
+    def _accept_ready(self, sock: socket.socket) -> None:
+        """Not asyncio's Server: stopped in the wrong turn, that one forgets an accepted socket."""
+        loop = asyncio.get_running_loop()
+        for _ in range(ACCEPT_BATCH):
+            try:
+                accepted, _ = sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                log.error("%s: cannot accept, trying again in %g s: %s", self.url, ACCEPT_PAUSE, error)
+                loop.remove_reader(sock)
+                loop.call_later(ACCEPT_PAUSE, self._watch, sock)
+                return
+            if len(self._admitting) >= self._options.maximum_handshakes:
+                log.info("%s: too many handshakes at once, one connection dropped", self.url)
+                accepted.close()
+                continue
+            task = loop.create_task(self._admit(accepted))
+            self._admitting.add(task)
+            task.add_done_callback(self._admitting.discard)
+
+    async def _admit(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        transport, raw = await asyncio.get_running_loop().connect_accepted_socket(self._protocol, sock)
+        raw.peer = self._peer(transport)
+        connection = raw if self._prepare is None else await self._run_prepare(self._prepare, raw)
+        if connection is not None:
             self._hand_over(connection)
-        elif len(self._preparing) >= self._options.maximum_handshakes:
-            log.info("%s: too many handshakes at once, dropped %s", self.url, connection.peer.address)
-            connection.abort()
-        else:
-            task = asyncio.get_running_loop().create_task(self._run_prepare(self._prepare, connection))
-            self._preparing.add(task)
-            task.add_done_callback(self._preparing.discard)
 
-    def _peer(self, transport: asyncio.Transport) -> Peer:
+    def _protocol(self) -> TcpConnection:
+        return TcpConnection(self._buffer, self._options.linger)
+
+    def _peer(self, transport: asyncio.BaseTransport) -> Peer:
         scheme = self._address.scheme
         if scheme == "unix":
             return Peer(address=self.url, transport=scheme, local=True, listener=self.url)
@@ -330,9 +339,9 @@ class SocketListener:
             listener=self.url,
         )
 
-    async def _run_prepare(self, prepare: Prepare, raw: TcpConnection) -> None:
+    async def _run_prepare(self, prepare: Prepare, raw: TcpConnection) -> Connection | None:
         try:
-            connection = await prepare(raw)
+            return await prepare(raw)
         except OSError as error:
             log.debug("%s: handshake with %s failed: %s", self.url, raw.peer.address, error)
             raw.close()
@@ -342,9 +351,7 @@ class SocketListener:
         except Exception:
             log.exception("%s: handshake with %s failed", self.url, raw.peer.address)
             raw.abort()
-        else:
-            if connection is not None:
-                self._hand_over(connection)
+        return None
 
     def _hand_over(self, connection: Connection) -> None:
         try:

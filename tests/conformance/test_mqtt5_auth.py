@@ -23,7 +23,9 @@ def auth(reason: int, data: bytes | None = None, method: str = "X-TEST") -> byte
     return wire.auth(reason, named if data is None else named | {"authentication_data": data})
 
 
-def challenged(server: Server, client_id: str = "c", more: dict[str, Any] | None = None, **fields: Any) -> Raw:
+def challenged(
+    server: Server, client_id: str = "c", more: dict[str, Any] | None = None, **fields: Any
+) -> Raw:
     """A client in the middle of its exchange: CONNECT sent (with *more* properties), AUTH 0x18 read."""
     client = server.client()
     client.client_id = client_id
@@ -186,7 +188,7 @@ def test_mqtt5_4_12_0_5__the_same_method_everywhere(two_steps: Server) -> None:
         pytest.param(wire.auth(CONTINUE, {}), PROTOCOL_ERROR, PROTOCOL_ERROR, id="no method"),
         pytest.param(wire.auth(CONTINUE), PROTOCOL_ERROR, PROTOCOL_ERROR, id="no properties"),
         pytest.param(
-            wire.auth(CONTINUE, {"authentication_data": b"x"}), PROTOCOL_ERROR, PROTOCOL_ERROR, id="data alone"
+            wire.auth(CONTINUE, {"authentication_data": b"x"}), PROTOCOL_ERROR, PROTOCOL_ERROR, id="data"
         ),
     ],
 )

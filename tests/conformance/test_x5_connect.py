@@ -48,7 +48,7 @@ SAMPLES = {"byte": 1, "two": 1, "four": 1, "varint": 1, "string": "x", "binary":
 
 @pytest.mark.parametrize("identifier", wire.PROPERTIES)
 def test_x5_09__properties_of_a_will(server: Server, identifier: int) -> None:
-    name, data_type, where = wire.PROPERTIES[identifier]
+    _, data_type, where = wire.PROPERTIES[identifier]
     will = wire.will("w", b"x", properties=[(identifier, SAMPLES[data_type])])
     if wire.WILL in where:
         server.connect("c", will=will).expect_nothing()

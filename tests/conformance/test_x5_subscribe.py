@@ -1,4 +1,4 @@
-"""MQTT 5.0, obligations without a number that concern SUBSCRIBE, shared subscriptions, DISCONNECT and AUTH."""
+"""MQTT 5.0, obligations without a number: SUBSCRIBE, shared subscriptions, DISCONNECT and AUTH."""
 
 from __future__ import annotations
 

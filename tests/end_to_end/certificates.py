@@ -39,7 +39,8 @@ class Certificates:
 
     def tls(self, client_certificates: str = "none") -> Tls:
         """The broker's settings."""
-        return Tls(certificate=self.server, client_ca=self.ca, client_certificates=client_certificates)
+        client_ca = "" if client_certificates == "none" else self.ca
+        return Tls(certificate=self.server, client_ca=client_ca, client_certificates=client_certificates)
 
     def context(self, identity: str | None = None) -> ssl.SSLContext:
         """A client's side: trusts our authority, and shows *identity* (a path) if asked."""

@@ -31,7 +31,7 @@ def loop_thread() -> Iterator[LoopThread]:
 def serve(
     loop_thread: LoopThread, certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Serve]:
-    """`serve("tcp", "wss", hooks=[...], receive_maximum=5)` starts a broker with such listeners and settings."""
+    """`serve("tcp", "wss", hooks=[...], receive_maximum=5)` starts a broker with such listeners."""
     brokers: list[Running] = []
 
     def start(

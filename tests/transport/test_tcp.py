@@ -423,6 +423,27 @@ async def test_an_accept_that_raises_harms_no_other(caplog: pytest.LogCaptureFix
 
 
 @run
+async def test_no_descriptors_left_is_a_pause(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")]
+
+    def failing(sock: socket.socket) -> object:
+        if failures:
+            raise failures.pop()
+        return accept(sock)
+
+    monkeypatch.setattr(socket.socket, "accept", failing)
+    monkeypatch.setattr("broker.transport.tcp.ACCEPT_PAUSE", 0.05)
+    async with serving() as server:
+        connection, sock = await server.pair()
+        with sock:
+            connection.write(b"late")
+            assert await receive(sock, 4) == b"late"
+    assert "cannot accept, trying again in 0.05 s: [Errno 24] Too many open files" in caplog.text
+
+
+@run
 async def test_many_connections() -> None:
     async def echo(server: Server, text: bytes) -> bytes:
         with await server.dial() as sock:

@@ -1,0 +1,147 @@
+"""Every file in examples/ is run, stays short, and does what its first lines say."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import trustme
+
+from broker import Broker, Config, HookBase, ReasonCode
+from broker.packet.packets import Publish
+from tests.peer import Peer, memory_broker, run_async
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FILES = sorted(EXAMPLES.glob("*.py"))
+RUN_HERE = {
+    "auth_and_acl": "test_auth_and_acl",
+    "embed": "test_embed",
+    "minimal": "test_minimal",
+    "test_with_pytest": "test_in_your_pytest",
+    "tls_and_websocket": "test_tls_and_websocket",
+    "transform_payload": "test_transform_payload",
+}
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_each_example_has_a_test() -> None:
+    assert {file.stem for file in FILES} == set(RUN_HERE)
+    assert set(RUN_HERE.values()) <= set(globals())
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_short(file: Path) -> None:
+    assert file.read_text().count("\n") < 60
+
+
+def test_minimal() -> None:
+    """Port 1883 may be taken on this machine: then it says so, and that is all it may do wrong."""
+    process = subprocess.Popen([sys.executable, EXAMPLES / "minimal.py"], stderr=subprocess.PIPE, text=True)
+    try:
+        for _ in range(200):
+            if process.poll() is not None or _answers(1883):
+                break
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=10)
+    finally:
+        process.kill()
+    assert process.returncode in (0, -signal.SIGINT) or "address already in use" in errors.lower()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_embed() -> None:
+    output = subprocess.run(
+        [sys.executable, EXAMPLES / "embed.py"], capture_output=True, text=True, timeout=20
+    )
+    assert output.returncode == 0, output.stderr
+    lines = output.stdout.splitlines()
+    assert lines[0].startswith("listening on tcp://127.0.0.1:")
+    assert lines[1:] == [f"house/kitchen/temperature {celsius}" for celsius in ("19.5", "20.0", "20.5")]
+
+
+@run_async
+async def test_auth_and_acl() -> None:
+    hook: HookBase = load("auth_and_acl").Users()
+    async with memory_broker(hooks=[hook]) as broker:
+        stranger, ada, grace = Peer(broker), Peer(broker), Peer(broker)
+        refused = await stranger.connect("x", user_name="ada", password=b"wrong")
+        assert refused.reason_code == ReasonCode.BAD_USER_NAME_OR_PASSWORD
+        await ada.connect("a", user_name="ada", password=b"lovelace")
+        await grace.connect("g", user_name="grace", password=b"hopper")
+        suback = await ada.subscribe("users/ada/#", "public/#", "users/grace/#", qos=1)
+        assert suback.reason_codes == [1, 1, ReasonCode.NOT_AUTHORIZED]
+        assert await grace.publish("users/ada/inbox", b"x", qos=1) == ReasonCode.NOT_AUTHORIZED
+        assert await grace.publish("users/grace/x", b"x", qos=1) == ReasonCode.NO_MATCHING_SUBSCRIBERS
+        await broker.publish("public/notice", b"welcome")
+        assert (await ada.expect(Publish)).payload == b"welcome"
+
+
+@run_async
+async def test_tls_and_websocket() -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("localhost", "127.0.0.1")
+    with tempfile.TemporaryDirectory() as folder:
+        certificate, key = Path(folder) / "server.pem", Path(folder) / "server.key"
+        certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+        key.write_bytes(issued.private_key_pem.bytes())
+        made: Config = load("tls_and_websocket").config(str(certificate), str(key))
+        assert [url.split(":")[0] for url in made.listen] == ["tcp", "tls", "wss"]
+        free = [f"{url.split(':')[0]}://127.0.0.1:0" for url in made.listen]
+        async with Broker(made, listen=free) as broker:
+            context = ssl.create_default_context()
+            authority.configure_trust(context)
+            port = int(broker.addresses[1].rpartition(":")[2])
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+            writer.write(bytes.fromhex("10 0d 0004 4d515454 05 02 0000 00 0000"))
+            assert (await reader.readexactly(1))[0] == 0x20
+            writer.close()
+
+
+@run_async
+async def test_transform_payload() -> None:
+    hook: HookBase = load("transform_payload").Celsius()
+    async with memory_broker(hooks=[hook]) as broker:
+        peer = Peer(broker)
+        await peer.connect("c")
+        await peer.subscribe("sensors/#")
+        peer.send(Publish("sensors/attic/fahrenheit", b"68"))
+        got = await peer.expect(Publish)
+        assert (got.topic_name, got.payload) == ("sensors/attic/celsius", b"20.0")
+        code = await peer.publish("sensors/attic/fahrenheit", b"warm", qos=1)
+        assert code == ReasonCode.PAYLOAD_FORMAT_INVALID
+
+
+def test_in_your_pytest() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        EXAMPLES / "test_with_pytest.py",
+    ]
+    output = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert output.returncode == 0, output.stdout
