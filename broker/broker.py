@@ -22,6 +22,7 @@ from broker.handle.disconnect import serve_client, sweep_sessions
 from broker.handle.dispatch import dispatcher
 from broker.hook.base import HookBase
 from broker.hook.hooks import Hooks
+from broker.hook.limits import Rate
 from broker.hook.stats import Stats, sys_values
 from broker.packet.message import Message, travelling
 from broker.packet.packets import NO_PROPERTIES, Properties
@@ -316,12 +317,22 @@ class Broker:
         """The counters."""
         return self._core.stats
 
-    async def disconnect(self, client_id: str, reason: int = ReasonCode.ADMINISTRATIVE_ACTION) -> bool:
-        """Close the connection of *client_id*, saying *reason* to a 5.0 client; False if it has none."""
+    async def disconnect(
+        self,
+        client_id: str,
+        reason: int = ReasonCode.ADMINISTRATIVE_ACTION,
+        *,
+        server_reference: str | None = None,
+    ) -> bool:
+        """Close the connection of *client_id*, saying *reason* to a 5.0 client; False if it has none.
+
+        With 0x9C and 0x9D, *server_reference* says where to go: `host[:port]`, several with spaces.
+        """
         client = self._core.clients.get(client_id)
         if client is None:
             return False
-        client.end(MqttError("disconnected by the broker's program", reason))
+        text = "disconnected by the broker's program"
+        client.end(MqttError(text, reason, server_reference=server_reference))
         task = self._connections.get(client)
         if task is not None and task is not asyncio.current_task():
             await asyncio.wait([task], timeout=self.config.capacity.grace_time)
@@ -419,10 +430,12 @@ def _assemble(
         budget=budget,
         tree=tree,
         retained=retained,
-        router=Router(tree, retained, dispatch_hooks, clock, dropped),
+        router=Router(tree, retained, dispatch_hooks, clock, dropped, config.protocol.shared_choice),
         sessions=SessionManager(terms),
         turns=ClientTurns(),
         clients={},
+        users=Counter(),
+        connect_rate=Rate(capacity.maximum_connect_rate),
         dropped=dropped,
         sys_messages=sys_messages,
     )

@@ -119,6 +119,7 @@ class Limits(Section):
     maximum_topic_levels: PositiveUInt16 = 128
     maximum_subscriptions: Positive = 10_000  # per session
     maximum_user_properties: Count = 1000  # in one packet from a client
+    maximum_filters: Positive = 1000  # in one SUBSCRIBE or UNSUBSCRIBE
 
     outbound_receive_maximum: PositiveUInt16 = 1024  # unacknowledged QoS 1 and 2 PUBLISH to a client
     outbound_topic_alias_maximum: UInt16 = 64  # aliases we set toward a client that allows them
@@ -141,6 +142,8 @@ class Capacity(Section):
 
     maximum_connections: Positive = 100_000
     maximum_connections_per_address: Count = 0  # 0: no limit
+    maximum_connections_per_user: Count = 0  # clients with one User Name; 0: no limit
+    maximum_connect_rate: Annotated[float, Between(0)] = 0.0  # CONNECT packets a second; 0: no limit
     maximum_sessions: Positive = 1_000_000
     maximum_retained_messages: Positive = 500_000
     maximum_retained_bytes: Positive = 256 * MIB
@@ -161,6 +164,8 @@ class Protocol(Section):
     bridge_bit: bool = True  # accept bit 0x80 of a 3.x Protocol Level
     anonymous: Literal["loopback", "everywhere", "never"] = "loopback"  # where no hook authenticates
     takeover: Literal["same_user", "any"] = "same_user"  # who may take a ClientID that is connected
+    re_authentication: Literal["same_user", "any"] = "same_user"  # whose name it may end with
+    re_check_subscriptions: bool = False  # ask on_subscribe again for each after re-authentication
     silent_refusal: bool = False  # close without CONNACK on bad credentials
     disallowed_code_points: Literal["reject", "accept"] = "reject"  # control characters and non-characters
     dollar_topics: Prefixes = ()  # prefixes like "$app/" that clients may publish to
@@ -169,6 +174,7 @@ class Protocol(Section):
     validate_payload_format: bool = False  # check that UTF-8 payloads are
     refused_publish_3x: Literal["acknowledge", "close"] = "acknowledge"
     refused_publish_qos_0: Literal["drop", "disconnect"] = "drop"
+    shared_choice: Literal["round_robin", "sticky", "hash"] = "round_robin"  # hash: by the publisher
     shared_unacknowledged: Literal["wait", "move"] = "wait"  # sent QoS 1 of a shared member that went away
     reason_strings: bool = True
     response_information: Template = ""  # a template with {client_id}; empty: none

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from broker.client import Client
 from broker.config import Config
 from broker.hook.hooks import Hooks
+from broker.hook.limits import Rate
 from broker.hook.stats import Stats
 from broker.packet.message import Message
 from broker.router import Router
@@ -34,5 +36,7 @@ class Core:
     sessions: SessionManager
     turns: ClientTurns
     clients: dict[str, Client]
+    users: Counter[str]  # connected clients by User Name
+    connect_rate: Rate
     dropped: Callable[[str, Message | None, str], None]
     sys_messages: Callable[[str], Iterator[Message]]  # filter -> what `$SYS` says now

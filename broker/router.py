@@ -9,6 +9,7 @@ from broker.errors import MqttError, ReasonCode
 from broker.hook.hooks import Hooks
 from broker.packet.message import Message
 from broker.store.base import RetainedStore
+from broker.topic.shared import Choice
 from broker.topic.subscription import Subscriber, Subscription
 from broker.topic.tree import SubscriptionTree
 
@@ -25,12 +26,14 @@ class Router:
         hooks: Hooks,
         clock: Callable[[], float],
         dropped: Dropped,
+        shared_choice: Choice = "round_robin",
     ) -> None:
         self.tree = tree
         self.retained = retained
         self._hooks = hooks
         self._clock = clock
         self._dropped = dropped
+        self._choice: Choice = shared_choice
         self._inspects = hooks.inspects_delivery
 
     def route(self, message: Message) -> bool:
@@ -52,7 +55,8 @@ class Router:
             else:
                 subscriber.deliver(message, subscription)
         for group in route.groups:
-            self._deliver_shared(group.choose(message), message)
+            chosen = group.choose(message, None, self._choice, message.client_id)
+            self._deliver_shared(chosen, message)
         return bool(route.direct or route.groups)
 
     def _deliver_own(self, subscriber: Subscriber, message: Message, own: Subscription | None) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 from broker.client import Client, Phase
 from broker.core import Core
 from broker.errors import BadAuthenticationMethod, NotAuthorized, ProtocolError, ReasonCode
+from broker.handle.disconnect import count_user
+from broker.handle.subscribe import check_subscriptions_again
 from broker.hook.base import AuthStep
 from broker.packet.enums import Version
 from broker.packet.packets import Auth, Connect, Properties
@@ -56,26 +58,39 @@ async def _step(core: Core, client: Client, properties: Properties) -> None:
     assert isinstance(exchange, Exchange)
     user_name = client.info.user_name
     step = await core.hooks.on_auth(client.info, exchange.method, properties.get("authentication_data"))
-    answer = _answer(client, exchange.method, step)
+    answer = _answer(core, client, exchange.method, step)
     if not step.done:
         client.send(Auth(ReasonCode.CONTINUE_AUTHENTICATION, answer))
         return
     client.exchange = None
     if exchange.packet is not None and exchange.accept is not None:
         await exchange.accept(core, client, exchange.packet, _for_connack(answer))
-    elif client.info.user_name != user_name:
-        client.info.user_name = user_name
-        raise NotAuthorized("re-authentication as another user")
     else:
+        await _re_authenticated(core, client, user_name)
         client.send(Auth(ReasonCode.SUCCESS, answer))
 
 
-def _answer(client: Client, method: str, step: AuthStep) -> dict[str, Any]:
+async def _re_authenticated(core: Core, client: Client, user_name: str | None) -> None:
+    """The client, which was *user_name*, has proved itself again: see to what that changes [B24]."""
+    protocol = core.config.protocol
+    if client.info.user_name != user_name:
+        if protocol.re_authentication == "same_user":
+            client.info.user_name, refused = user_name, client.info.user_name
+            raise NotAuthorized(f"re-authentication as another user, {refused!r}")
+        count_user(core, user_name, -1)
+        count_user(core, client.info.user_name, 1)
+        if client.session is not None:
+            client.session.user_name = client.info.user_name
+    if protocol.re_check_subscriptions:
+        await check_subscriptions_again(core, client)
+
+
+def _answer(core: Core, client: Client, method: str, step: AuthStep) -> dict[str, Any]:
     answer: dict[str, Any] = {"authentication_method": method}
     if step.data is not None:
         answer["authentication_data"] = step.data
     if client.problem_information:
-        if step.reason_string is not None:
+        if step.reason_string is not None and core.config.protocol.reason_strings:
             answer["reason_string"] = step.reason_string
         if step.user_properties:
             answer["user_property"] = list(step.user_properties)

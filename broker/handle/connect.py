@@ -9,17 +9,19 @@ from broker.client import Client, Phase
 from broker.core import Core
 from broker.errors import (
     ClientIdentifierNotValid,
+    MqttError,
     NotAuthorized,
     PayloadFormatInvalid,
     ProtocolError,
     QosNotSupported,
     QuotaExceeded,
+    ReasonCode,
     RetainNotSupported,
     SessionTakenOver,
     UnsupportedProtocolVersion,
 )
 from broker.handle.auth import begin_authentication
-from broker.handle.disconnect import end_session, leave, publish_will
+from broker.handle.disconnect import count_user, end_session, leave, publish_will
 from broker.handle.publish import check_publish_topic, check_user_properties, is_utf8
 from broker.packet.enums import Version
 from broker.packet.packets import Connack, Connect, Will
@@ -36,6 +38,8 @@ async def handle_connect(core: Core, client: Client, packet: Connect) -> None:
     """CONNECT: check, authenticate, take over, answer. A MqttError on the way refuses [MQTT5 3.1.4]."""
     if client.phase is not Phase.NEW:
         raise ProtocolError("second CONNECT")
+    if not core.connect_rate.allow(core.clock()):
+        raise MqttError("too many CONNECT packets a second", ReasonCode.CONNECTION_RATE_EXCEEDED)
     _check_version(core, packet)
     client.version = packet.version
     client.bridge = packet.bridge
@@ -97,6 +101,7 @@ def _introduce(client: Client, packet: Connect) -> None:
     info.client_id = packet.client_id
     info.version = packet.version
     info.user_name = packet.user_name
+    info.password = packet.password
     info.clean_start = packet.clean_start
     info.keep_alive = packet.keep_alive
     info.authentication_method = packet.properties.get("authentication_method")
@@ -110,8 +115,7 @@ async def accept(core: Core, client: Client, packet: Connect, announcements: dic
     asked_for = packet.client_id
     await core.hooks.on_connect(client.info, packet)
     _check_anonymous(core, client)
-    if len(core.clients) >= core.config.capacity.maximum_connections and packet.client_id not in core.clients:
-        raise QuotaExceeded(f"{len(core.clients)} clients are connected")
+    _check_room(core, client, packet)
     if not packet.client_id:
         packet.client_id = core.sessions.new_client_id()
     if packet.client_id != asked_for:
@@ -137,6 +141,18 @@ def _check_anonymous(core: Core, client: Client) -> None:
     anonymous = core.config.protocol.anonymous
     if anonymous == "never" or (anonymous == "loopback" and not client.info.local):
         raise NotAuthorized("anonymous clients are not accepted here (setting protocol.anonymous)")
+
+
+def _check_room(core: Core, client: Client, packet: Connect) -> None:
+    """One more client, unless it takes the place of one that is here."""
+    capacity, user_name = core.config.capacity, client.info.user_name
+    if packet.client_id in core.clients:
+        return
+    if len(core.clients) >= capacity.maximum_connections:
+        raise QuotaExceeded(f"{len(core.clients)} clients are connected")
+    most = capacity.maximum_connections_per_user
+    if most and user_name is not None and core.users[user_name] >= most:
+        raise QuotaExceeded(f"{most} clients of user {user_name!r} are connected")
 
 
 async def _take_over(core: Core, client: Client, packet: Connect) -> None:
@@ -199,8 +215,10 @@ def _start(
     window = min(properties.get("receive_maximum", 65535), limits.outbound_receive_maximum)
     client.epoch = session.attach(client, window)
     core.clients[session.client_id] = client
+    count_user(core, client.info.user_name, 1)
     client.phase = Phase.CONNECTED
     client.info.authenticated = True
+    client.info.password = None
     if packet.version is Version.MQTT_5:
         announcements.update(_announce(core, client, packet, session))
     client.send(Connack(present and packet.version is not Version.MQTT_3_1, 0, announcements))

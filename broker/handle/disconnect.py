@@ -25,8 +25,9 @@ async def handle_disconnect(core: Core, client: Client, packet: Disconnect) -> N
             raise ProtocolError("DISCONNECT sets a Session Expiry Interval that CONNECT left at 0")
         session.expiry_interval = min(interval, core.config.limits.session_expiry_interval)
     client.normal = packet.reason_code == ReasonCode.NORMAL_DISCONNECTION
-    text = packet.properties.get("reason_string", "")
-    client.ending = MqttError(f"DISCONNECT by the client {text}".rstrip(), packet.reason_code)
+    said = [packet.properties.get("reason_string"), packet.properties.get("user_property")]
+    text = " ".join(str(part) for part in ["DISCONNECT by the client", *said] if part)
+    client.ending = MqttError(text, packet.reason_code)
     client.finish()
 
 
@@ -62,6 +63,7 @@ async def leave(core: Core, client: Client) -> None:
     client.left = True
     if core.clients.get(session.client_id) is client:
         del core.clients[session.client_id]
+    count_user(core, client.info.user_name, -1)
     if not session.detach(client.epoch):
         return
     if client.normal:
@@ -70,6 +72,14 @@ async def leave(core: Core, client: Client) -> None:
         await end_session(core, session)
     else:
         await _keep_session(core, session)
+
+
+def count_user(core: Core, user_name: str | None, change: int) -> None:
+    """One more (1) or one less (-1) client of *user_name* is connected."""
+    if user_name is not None:
+        core.users[user_name] += change
+        if not core.users[user_name]:
+            del core.users[user_name]
 
 
 async def _keep_session(core: Core, session: Session) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from broker.client import Client
@@ -35,31 +35,68 @@ AT_ONCE = 256  # retained messages that are sent before anything else may come b
 
 
 async def handle_subscribe(core: Core, client: Client, packet: Subscribe) -> None:
-    """SUBSCRIBE: one Reason Code a filter, in order; then the retained messages, filter by filter."""
+    """SUBSCRIBE: one Reason Code a filter, in order; then the retained messages, filter by filter.
+
+    All filters are decided, which may wait, before the first subscription is made: SUBACK, retained and
+    live messages then follow each other.
+    """
     session = client.session
     assert session is not None
     _check_subscribe(core, client, packet)
-    in_use = _identifier_in_use(client, session, packet.packet_id)
+    decided = await _decide(core, client, session, packet)
     codes: list[int] = []
     granted: list[tuple[Subscription, bool]] = []
-    refused: MqttError | None = in_use
-    for request in packet.requests:
-        try:
-            if in_use is not None:
-                raise in_use
-            subscription = await _allow(core, client, session, packet, request)
-        except MqttError as refusal:
-            refused = refused or refusal
-            codes.append(_refused_code(client, request, refusal))
+    for request, subscription in zip(packet.requests, decided, strict=True):
+        if isinstance(subscription, MqttError):
+            codes.append(_refused_code(client, request, subscription))
         else:
-            existed = core.tree.subscribe(session, subscription)
-            session.subscriptions[subscription.topic_filter] = subscription
-            granted.append((subscription, existed))
+            granted.append((subscription, _subscribe(core, session, subscription)))
             codes.append(subscription.qos)
     found = [await _retained_for(core, session, *grant) for grant in granted]
+    refused = next((error for error in decided if isinstance(error, MqttError)), None)
     client.send(Suback(packet.packet_id, codes, client.explain(refused) if refused else NO_PROPERTIES))
     for (subscription, _), messages in zip(granted, found, strict=True):
         _send_retained(core, client, session, subscription, messages)
+
+
+def _subscribe(core: Core, session: Session, subscription: Subscription) -> bool:
+    session.subscriptions[subscription.topic_filter] = subscription
+    return core.tree.subscribe(session, subscription)
+
+
+async def _decide(
+    core: Core, client: Client, session: Session, packet: Subscribe
+) -> list[Subscription | MqttError]:
+    """What is granted, or why not, for each filter of *packet*."""
+    of_all = _identifier_in_use(client, session, packet.packet_id) or _too_many(core, packet.requests)
+    decided: list[Subscription | MqttError] = []
+    filters = set(session.subscriptions)
+    for request in packet.requests:
+        try:
+            if of_all is not None:
+                raise of_all
+            subscription = await _allow(core, client, filters, packet, request)
+        except MqttError as refusal:
+            decided.append(refusal)
+        else:
+            filters.add(subscription.topic_filter)
+            decided.append(subscription)
+    return decided
+
+
+async def check_subscriptions_again(core: Core, client: Client) -> None:
+    """Ask the hooks once more about each subscription; those refused now are removed [B24]."""
+    session = client.session
+    assert session is not None
+    for topic_filter, held in tuple(session.subscriptions.items()):
+        request = SubscribeRequest(
+            topic_filter, held.qos, held.no_local, held.retain_as_published, held.retain_handling
+        )
+        try:
+            await core.hooks.on_subscribe(client.info, request)
+        except MqttError as refusal:
+            log.info("subscription %r of %r removed: %s", topic_filter, client.client_id, refusal)
+            _remove(core, session, topic_filter)
 
 
 def _check_subscribe(core: Core, client: Client, packet: Subscribe) -> None:
@@ -90,17 +127,22 @@ def _identifier_in_use(client: Client, session: Session, packet_id: int) -> Mqtt
     return PacketIdentifierInUse(f"identifier {packet_id} is held by a QoS 2 message")
 
 
+def _too_many(core: Core, filters: Sequence[object]) -> MqttError | None:
+    most = core.config.limits.maximum_filters
+    return QuotaExceeded(f"more than {most} filters in one packet") if len(filters) > most else None
+
+
 async def _allow(
-    core: Core, client: Client, session: Session, packet: Subscribe, request: SubscribeRequest
+    core: Core, client: Client, filters: set[str], packet: Subscribe, request: SubscribeRequest
 ) -> Subscription:
-    """The subscription that is granted for *request*; raises MqttError with its code for SUBACK."""
+    """The subscription that is granted for *request*; raises MqttError with its code for SUBACK.
+
+    *filters* are those that the session has, counting the ones granted by this packet.
+    """
     limits = core.config.limits
     request = await core.hooks.on_subscribe(client.info, request)
     share_name = _check_filter(core, client, request.topic_filter)
-    if (
-        request.topic_filter not in session.subscriptions
-        and len(session.subscriptions) >= limits.maximum_subscriptions
-    ):
+    if request.topic_filter not in filters and len(filters) >= limits.maximum_subscriptions:
         raise QuotaExceeded(f"{limits.maximum_subscriptions} subscriptions in this session")
     identifier = packet.properties.get("subscription_identifier")
     return Subscription(
@@ -208,13 +250,13 @@ async def handle_unsubscribe(core: Core, client: Client, packet: Unsubscribe) ->
     check_user_properties(core, packet.properties)
     for topic_filter in packet.topic_filters:
         check_topic_filter(topic_filter)
-    in_use = _identifier_in_use(client, session, packet.packet_id)
+    of_all = _identifier_in_use(client, session, packet.packet_id) or _too_many(core, packet.topic_filters)
     codes: list[int] = []
-    refused = in_use
+    refused = of_all
     for topic_filter in packet.topic_filters:
         try:
-            if in_use is not None:
-                raise in_use
+            if of_all is not None:
+                raise of_all
             codes.append(await _unsubscribe(core, client, session, topic_filter))
         except MqttError as refusal:
             refused = refused or refusal
@@ -229,10 +271,14 @@ async def _unsubscribe(core: Core, client: Client, session: Session, topic_filte
     except MqttError:
         if client.version is Version.MQTT_5:
             raise  # 3.x could not be told: the subscription goes [B26]
+    return ReasonCode.SUCCESS if _remove(core, session, topic_filter) else ReasonCode.NO_SUBSCRIPTION_EXISTED
+
+
+def _remove(core: Core, session: Session, topic_filter: str) -> bool:
+    """End a subscription; what a shared one had queued here goes to other members [B15]."""
     if session.subscriptions.pop(topic_filter, None) is None:
-        return ReasonCode.NO_SUBSCRIPTION_EXISTED
-    shared = topic_filter.startswith("$share/")
+        return False
     core.tree.unsubscribe(session, topic_filter)
-    if shared:
+    if topic_filter.startswith("$share/"):
         core.router.hand_on(session, session.take_shared(topic_filter))
-    return ReasonCode.SUCCESS
+    return True

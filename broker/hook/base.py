@@ -18,6 +18,7 @@ class ClientInfo:
     client_id: str
     version: Version = Version.MQTT_5
     user_name: str | None = None
+    password: bytes | None = None  # only until CONNACK: nothing keeps it longer
     clean_start: bool = True
     keep_alive: int = 0  # seconds, as the client asked
     address: str = "memory"  # host:port of the peer
@@ -57,7 +58,9 @@ class BrokerApi(Protocol):
         properties: Properties | None = None,
     ) -> int: ...
 
-    async def disconnect(self, client_id: str, reason: int = ...) -> bool: ...
+    async def disconnect(
+        self, client_id: str, reason: int = ..., *, server_reference: str | None = ...
+    ) -> bool: ...
 
 
 class HookBase:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import IntEnum
 from itertools import chain
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
+from zlib import crc32
 
 from broker.topic.subscription import Subscriber, Subscription
 
 S = TypeVar("S", bound=Subscriber)
+Choice = Literal["round_robin", "sticky", "hash"]
 
 
 class Turn(IntEnum):
@@ -67,14 +69,17 @@ class SharedGroup(Generic[S]):
             self._close_holes()
         return True
 
-    def choose(self, message: Any, excluding: S | None = None) -> tuple[S, Subscription] | None:
+    def choose(
+        self, message: Any, excluding: S | None = None, choice: Choice = "round_robin", key: str = ""
+    ) -> tuple[S, Subscription] | None:
         """The member that gets *message*, or None: nobody can have it.
 
-        Round robin over the READY ones, else over the FULL, else over the OFFLINE. Between two turns of a
+        `sticky` begins with the member that had the last one, `hash` with one that *key* decides; the
+        members that follow are asked if that one is not READY. Otherwise: round robin over the READY ones, else over the FULL, else over the OFFLINE. Between two turns of a
         member that is always READY nobody has two. Cost: one `turn` per member that is asked, and the
         first READY one ends it. *excluding* passes over one member, for messages that it gives up.
         """
-        ring, start = self._ring, self._next
+        ring, start = self._ring, self._start(choice, key)
         chosen, best, place = None, int(Turn.REFUSES), start
         for at in chain(range(start, len(ring)), range(min(start, len(ring)))):
             member = ring[at]
@@ -88,6 +93,13 @@ class SharedGroup(Generic[S]):
         if chosen is not None:
             self._next = place + 1
         return chosen
+
+    def _start(self, choice: Choice, key: str) -> int:
+        if choice == "sticky":
+            return max(self._next - 1, 0)
+        if choice == "hash" and self._ring:
+            return crc32(key.encode()) % len(self._ring)
+        return self._next
 
     def others(self, subscriber: S) -> Iterator[tuple[S, Subscription]]:
         """The members except *subscriber*."""

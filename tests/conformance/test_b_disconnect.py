@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from broker.config import Capacity
 from broker.errors import MqttError
 from broker.hook.base import AuthStep, ClientInfo, HookBase
 from tests.conformance import wire
@@ -61,6 +62,7 @@ def test_b08__zero_means_none(server: Server) -> None:
 
 
 def test_b08__the_broker_looks_by_itself(serve: Serve) -> None:
+    assert Capacity().sweep_interval <= 0.5  # the lag at most
     server = serve(sweep_interval=0.02)
     client = server.connect("c", keep_alive=1)
     server.clock.now += 1.5
@@ -332,9 +334,7 @@ def test_b24__the_handler_accepts_asks_or_refuses(serve: Serve) -> None:
 def test_b24__refused_with_its_own_code(serve: Serve, code: int) -> None:
     server = serve(hooks=[Whims(steps=2)])
     data = b"%d" % code
-    server.expect_refused(
-        wire.connect("c", properties=METHOD | {"authentication_data": data}), codes=code
-    )
+    server.expect_refused(wire.connect("c", properties=METHOD | {"authentication_data": data}), codes=code)
     client = challenged(server)
     client.send(auth(CONTINUE, data))
     client.expect_close(code)

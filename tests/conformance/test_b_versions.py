@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from typing import Any
 
@@ -12,7 +13,7 @@ from broker.hook.base import ClientInfo, HookBase
 from tests.conformance import wire
 from tests.conformance.client import Raw
 from tests.conformance.conftest import Serve
-from tests.conformance.hooks import Dropped, Failing, Policy
+from tests.conformance.hooks import Dropped, EnhancedAuth, Failing, Policy
 from tests.conformance.server import Server
 from tests.conformance.wire import publish, subscribe
 
@@ -119,6 +120,16 @@ def test_b01__disconnect_never_before_connack(server: Server, breach: bytes, ver
     client.expect_close(0x81, 0x82, 0x90)
 
 
+@pytest.mark.parametrize("breach", [wire.pingreq(), wire.packet(0x00), publish("t", b"x")])
+def test_b01__connack_in_the_middle_of_authentication(serve: Serve, breach: bytes) -> None:
+    server = serve(hooks=[EnhancedAuth(steps=2)])
+    client = server.client()
+    client.send(wire.connect("c", properties=[(0x15, "X-TEST")]))
+    client.expect("AUTH", reason_code=0x18)
+    client.send(breach)
+    client.expect_close(0x81, 0x82)
+
+
 @both_versions
 def test_b01__stops_reading(server: Server, version: int) -> None:
     """What came before the breach is answered, what comes after it is not looked at."""
@@ -144,6 +155,7 @@ def flooded(server: Server) -> tuple[Raw, int]:
     """A subscriber that has read nothing of the messages waiting for it, and how many could wait."""
     dropped, count = server.broker.stats.dropped, 12
     client, publisher = server.connect("c"), server.connect("p")
+    client.transport.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)  # and no growing
     client.subscribe("t")
     for _ in range(count):
         publisher.publish("t", b"x" * 1_000_000)
@@ -486,6 +498,11 @@ def test_b27__options_of_5_0_in_a_session_of_3_1_1(server: Server) -> None:
     expect_plain(again, "t", b"live", 1)
     publisher.publish("t", b"zero", retain=True)
     expect_plain(again, "t", b"zero", 0)
+    again.drop()
+    client = server.connect("s", clean_start=False, session_present=True)
+    client.drain()
+    publisher.publish("t", b"once more", retain=True)
+    client.expect("PUBLISH", payload="once more", retain=True, subscription_identifier=[7])
 
 
 @every_qos

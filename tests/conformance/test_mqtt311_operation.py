@@ -470,26 +470,34 @@ BREACHES: dict[str, bytes] = {
     "publish wildcard": wire.publish("t/#", b"x", version=4),
     "publish empty topic": wire.publish("", b"x", version=4),
     "publish not utf-8": wire.publish(b"\xff", b"x", version=4),
+    "publish null character": wire.publish("a\0b", b"x", version=4),
     "publish cut off": wire.packet(0x32, b"\0\1t\0"),
     "puback flags": wire.puback(1, version=4, first=0x41),
     "puback length": wire.packet(0x40, b"\0\1\0"),
     "pubrec flags": wire.pubrec(1, version=4, first=0x51),
     "pubrel flags": wire.pubrel(1, version=4, first=0x60),
+    "pubrel length": wire.packet(0x62, b"\0"),
     "pubcomp flags": wire.pubcomp(1, version=4, first=0x71),
+    "pubcomp length": wire.packet(0x70, b"\0\1\0\0"),
     "subscribe flags": wire.subscribe(1, "t", version=4, first=0x80),
     "subscribe empty": wire.subscribe(1, version=4),
     "subscribe qos 3": wire.subscribe(1, ("t", 3), version=4),
     "subscribe reserved bits": wire.subscribe(1, ("t", 4), version=4),
     "subscribe identifier 0": wire.subscribe(0, "t", version=4),
     "subscribe bad filter": wire.subscribe(1, "a#", version=4),
+    "subscribe not utf-8": wire.subscribe(1, b"\xff", version=4),
+    "subscribe trailing byte": wire.subscribe(1, "t", version=4, tail=b"\0"),
     "unsubscribe flags": wire.unsubscribe(1, "t", version=4, first=0xA0),
     "unsubscribe empty": wire.unsubscribe(1, version=4),
+    "unsubscribe not utf-8": wire.unsubscribe(1, b"\xff", version=4),
+    "unsubscribe trailing byte": wire.unsubscribe(1, "t", version=4, tail=b"\0"),
     "unsubscribe identifier 0": wire.unsubscribe(0, "t", version=4),
     "pingreq flags": bytes.fromhex("C1 00"),
     "pingreq body": bytes.fromhex("C0 01 00"),
     "disconnect flags": bytes.fromhex("E1 00"),
     "disconnect body": bytes.fromhex("E0 01 00"),
     "length of five bytes": bytes.fromhex("30 80 80 80 80 01"),
+    "length longer than needed": bytes.fromhex("C0 80 00"),
     "packet too large": wire.packet(0x30, b"", length=268_435_455),
 }
 
@@ -576,12 +584,13 @@ def expect_frames_end(stream: WebSocket, code: int) -> None:
 
 
 @pytest.mark.tcp_only("about WebSocket itself")
-def test_mqtt311_6_0_0_1__text_frame(server: Server) -> None:
+@pytest.mark.parametrize(("opcode", "code"), [(TEXT, 1003), (3, 1002), (7, 1002)])
+def test_mqtt311_6_0_0_1__other_data_frames(server: Server, opcode: int, code: int) -> None:
     watcher = server.watch()
     client, stream = websocket(server)
     client.connect("c", will=WILL)
-    stream.send_frame(TEXT, wire.pingreq())
-    expect_frames_end(stream, 1003)
+    stream.send_frame(opcode, wire.pingreq())
+    expect_frames_end(stream, code)
     client.drop()
     watcher.expect_messages(("w/t", "gone"))
 
