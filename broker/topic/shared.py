@@ -74,10 +74,10 @@ class SharedGroup(Generic[S]):
     ) -> tuple[S, Subscription] | None:
         """The member that gets *message*, or None: nobody can have it.
 
-        `sticky` begins with the member that had the last one, `hash` with one that *key* decides; the
-        members that follow are asked if that one is not READY. Otherwise: round robin over the READY ones, else over the FULL, else over the OFFLINE. Between two turns of a
+        Round robin over the READY ones, else over the FULL, else over the OFFLINE. Between two turns of a
         member that is always READY nobody has two. Cost: one `turn` per member that is asked, and the
-        first READY one ends it. *excluding* passes over one member, for messages that it gives up.
+        first READY one ends it. `sticky` begins with the member that had the last message, `hash` with one
+        that *key* decides. *excluding* passes over one member, for messages that it gives up.
         """
         ring, start = self._ring, self._start(choice, key)
         chosen, best, place = None, int(Turn.REFUSES), start
