@@ -104,12 +104,19 @@ class Server:
         self._watcher: Raw | None = None
         logging.getLogger("broker").addHandler(self.log)
         thread.errors.clear()
+        self._config, self._hooks = config, hooks
         self.broker: Broker = self.run(self._start(config, hooks))
 
     async def _start(self, config: Config, hooks: Sequence[HookBase]) -> Broker:
         broker = Broker(config, hooks=[*hooks, self.recorder], clock=self.clock)
         await broker.start()
         return broker
+
+    def restart(self) -> None:
+        """Another broker with the same settings and hooks; the old one stops as on SIGTERM."""
+        self.run(self.broker.stop())
+        self.wait_until(lambda: not self.recorder.live, "the end of every client")
+        self.broker = self.run(self._start(self._config, self._hooks))
 
     # ---- time and the loop
 

@@ -273,17 +273,17 @@ def test_b22__3_1_1_gets_return_code_3(serve: Serve, code: int) -> None:
 
 
 class Echo(HookBase):
-    """Gives back the Authentication Data it gets, in two steps; `seen` has (user_name, data) of each."""
+    """Gives back the Authentication Data it gets, in two steps; `seen` has user name, password and data."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[str | None, bytes | None]] = []
+        self.seen: list[tuple[str | None, bytes | None, bytes | None]] = []
         self.connects: list[tuple[str | None, bytes | None]] = []
 
     async def on_connect(self, client: ClientInfo, packet: Any) -> None:
         self.connects.append((packet.user_name, packet.password))
 
     async def on_auth(self, client: ClientInfo, method: str, data: bytes | None) -> AuthStep:
-        self.seen.append((client.user_name, data))
+        self.seen.append((client.user_name, client.password, data))
         done = bool(client.attributes.get("asked"))
         client.attributes["asked"] = not done
         return AuthStep(done=done, data=data)
@@ -394,7 +394,10 @@ def test_b24__user_name_and_password_may_come_along(serve: Serve) -> None:
     client.expect("AUTH", reason_code=CONTINUE)
     client.send(auth(CONTINUE, b"x"))
     client.expect("CONNACK", reason_code=0)
-    assert echo.seen == [("u", None), ("u", b"x")] and echo.connects == [("u", b"p")]
+    client.send(auth(AGAIN))
+    client.expect("AUTH", reason_code=CONTINUE)
+    assert echo.seen == [("u", b"p", None), ("u", b"p", b"x"), ("u", None, None)]
+    assert echo.connects == [("u", b"p")]
 
 
 def test_b24__no_takeover_before_acceptance(two_steps: Server) -> None:
@@ -461,6 +464,43 @@ def test_b24__the_old_identity_counts_until_0x00(serve: Serve) -> None:
     assert publishers.user_names == ["u", "u"]
 
 
+def re_authenticated(client: Raw, proof: bytes = b"proof") -> None:
+    client.send(auth(AGAIN))
+    client.expect("AUTH", reason_code=CONTINUE)
+    client.send(auth(CONTINUE, proof))
+    client.expect("AUTH", reason_code=0x00)
+
+
+def test_b24__another_user_by_setting(serve: Serve) -> None:
+    server = serve(hooks=[Whims(steps=2), publishers := Publishers()], re_authentication="any")
+    client = admitted(server, user_name="u")
+    client.publish("t", b"x", qos=1, reason=0x10)
+    re_authenticated(client, b"other")
+    client.publish("t", b"x", qos=1, reason=0x10)
+    client.expect_nothing()
+    assert publishers.user_names == ["u", "other"]
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_b24__subscriptions_are_checked_again_by_setting(serve: Serve, again: bool) -> None:
+    policy, filters = Policy(), ("t", "u/+", "$share/g/v", "stays")
+    server = serve(hooks=[EnhancedAuth(steps=2), policy], re_check_subscriptions=again)
+    client, publisher = admitted(server), server.connect("p")
+    client.subscribe(*filters, qos=1)
+    policy.tables["subscribe"] = dict.fromkeys(filters[:3], 0x87)
+    client.send(auth(AGAIN))
+    client.expect("AUTH", reason_code=CONTINUE)
+    publisher.publish("t", b"meanwhile", qos=1, reason=0x00)
+    client.expect_messages(b"meanwhile")
+    client.send(auth(CONTINUE, b"proof"))
+    client.expect("AUTH", reason_code=0x00)
+    for topic_name in ("t", "u/a", "v"):
+        publisher.publish(topic_name, topic_name, qos=1, reason=0x10 if again else 0x00)
+    publisher.publish("stays", b"stays", qos=1, reason=0x00)
+    client.expect_messages(*([b"stays"] if again else [b"t", b"u/a", b"v", b"stays"]))
+    client.unsubscribe(*filters, reasons=[0x11, 0x11, 0x11, 0x00] if again else [0x00] * 4)
+
+
 def test_b24__failed_re_authentication(serve: Serve) -> None:
     server = serve(hooks=[Whims(steps=2)])
     watcher = server.watch("w")
@@ -495,7 +535,7 @@ def test_b24__authentication_data_absent_empty_or_any_bytes(serve: Serve, data: 
     client.expect("AUTH", reason_code=CONTINUE, authentication_data=data)
     client.send(auth(CONTINUE, data))
     client.expect("AUTH", reason_code=0x00, authentication_data=data)
-    assert [one for _, one in echo.seen] == [data] * 4
+    assert [one for _, _, one in echo.seen] == [data] * 4
 
 
 # ---- B25 DISCONNECT

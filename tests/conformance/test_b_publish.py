@@ -705,6 +705,7 @@ def test_b16__interval_0_retained(server: Server, qos: int) -> None:
     publisher.publish("t", b"old", 1, retain=True)
     publisher.publish("t", b"new", qos, retain=True, reason=0x00, message_expiry_interval=0)
     watcher.expect_messages("old", "new", retain=True)
+    assert server.sys_value("retained messages/count") == "0"
     assert server.retained() == []
 
 

@@ -71,6 +71,38 @@ def test_b15__in_turn(server: Server, qos: int) -> None:
     assert sorted(found) == [[b"%d" % n for n in range(start, 9, 3)] for start in range(3)]
 
 
+def test_b15__sticky_by_setting(serve: Serve) -> None:
+    server = serve(shared_choice="sticky")
+    first, second = members(server, "a", "b", receive_maximum=5)
+    publish(server, *[b"%d" % n for n in range(5)])
+    chosen, other = (first, second) if (found := payloads(first)) else (second, first)
+    assert (found or payloads(chosen)) == [b"%d" % n for n in range(5)]
+    other.expect_nothing()
+    publish(server, b"full")  # the other one steps in, and keeps the turn
+    publish(server, b"more")
+    other.expect_messages(b"full", b"more")
+    other.drop()
+    chosen.expect_nothing()
+
+
+def test_b15__by_publisher_by_setting(serve: Serve) -> None:
+    server = serve(shared_choice="hash")
+    group = members(server, "a", "b", "c")
+    publishers = [server.connect(f"p{n}") for n in range(20)]
+    for number in range(3):
+        for publisher in publishers:
+            publisher.publish("t", f"{publisher.client_id}/{number}")
+    got = [sorted(payloads(client), key=str) for client in group]
+    assert sum(map(len, got)) == 60 and all(got)
+    for one in got:  # all three messages of a publisher, or none
+        names = {(payload or b"")[:-2] for payload in one}
+        assert one == sorted((b"%s/%d" % (name, n) for name in names for n in range(3)), key=str)
+    group[0].drop()
+    for publisher in publishers:
+        publisher.publish("t", b"x")
+    assert len(payloads(group[1])) + len(payloads(group[2])) == 20
+
+
 def test_b15__a_member_that_cannot_take_the_size_is_passed_over(server: Server) -> None:
     (small,) = members(server, "small", maximum_packet_size=100)
     publish(server, b"x" * 200)

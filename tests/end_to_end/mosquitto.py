@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.end_to_end.running import WAIT, take
 
-READY = "mosquitto/ready"  # a topic with a retained message: who got it has its SUBACK
+READY = "mosquitto/ready"  # a topic with a retained message at QoS 0: who got it has its SUBACK
 Place = list[str]  # the flags that say where the broker is
 
 
@@ -28,7 +28,7 @@ def sub(place: Place, *flags: str) -> list[dict[str, Any]]:
     """Run mosquitto_sub to its end (so *flags* must have one) and return its messages."""
     command = ["mosquitto_sub", *place, "-F", "%j", "-W", str(int(WAIT)), *flags]
     done = subprocess.run(command, timeout=2 * WAIT, capture_output=True, text=True)
-    assert done.returncode == 0, (command, done)
+    assert done.returncode == 0, (command, done.stderr, done.stdout[-2000:])
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
