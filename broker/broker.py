@@ -164,14 +164,23 @@ class Broker:
         log.info("stopped")
 
     async def _drain(self) -> None:
-        """End every connection; those that are not gone after the grace time are dropped."""
+        """End every connection; those that are not gone after the grace time are dropped.
+
+        First those whose socket is slow get their time to take what is queued.
+        """
+        grace = self.config.capacity.grace_time
+        slow = [asyncio.create_task(c.outbound.drained()) for c in self._connections if c.outbound.blocked]
+        if slow:
+            await asyncio.wait(slow, timeout=grace)
+            for task in slow:
+                task.cancel()
         for client in tuple(self._connections):
             client.end(ServerShuttingDown("the broker is shutting down"), flush=True)
         clients, tasks = tuple(self._connections), tuple(self._connections.values())
         closing = [asyncio.create_task(client.wait_closed()) for client in clients]
         waiting = [*tasks, *closing]
         if waiting:
-            await asyncio.wait(waiting, timeout=self.config.capacity.grace_time)
+            await asyncio.wait(waiting, timeout=grace)
         for client in clients:
             client.abort(ServerShuttingDown("the grace time is over"))
         for task in waiting:

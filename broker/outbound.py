@@ -175,6 +175,12 @@ class Outbound:
             self._unblocked = asyncio.get_running_loop().create_future()
             await self._unblocked
 
+    async def drained(self) -> None:
+        """Wait until the socket has taken all there is, or is lost."""
+        while self.blocked and not self._closed:
+            await self._connection.drain()
+            await asyncio.sleep(0)  # the write loop goes on now
+
     def stalled(self, now: float) -> bool:
         """Whether the socket has taken nothing for `send_timeout` seconds although bytes wait."""
         if not self.blocked:

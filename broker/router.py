@@ -108,7 +108,7 @@ class Router:
             if chosen is None:
                 self._dropped(leaver.client_id, delivery.message, "no_shared_member")
             else:
-                chosen[0].deliver(delivery.message, chosen[1])
+                self._inspect(chosen[0], delivery.message, chosen[1])
 
     # ---- retained messages
 

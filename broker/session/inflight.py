@@ -11,6 +11,9 @@ from broker.packet.enums import PacketType
 from broker.packet.message import Message
 
 
+LAST_IDENTIFIER = 65535
+
+
 class State(IntEnum):
     """What an outbound message waits for."""
 
@@ -81,15 +84,15 @@ class Inflight:
 
     @property
     def room(self) -> bool:
-        """Whether one more PUBLISH may be sent now."""
-        return self.used < self.window
+        """Whether one more PUBLISH may be sent now: a slot and an identifier are free."""
+        return self.used < self.window and len(self.entries) < LAST_IDENTIFIER
 
     def start(self, delivery: Delivery) -> None:
         """Give *delivery* an unused Packet Identifier and a slot. Needs `room`."""
         entries = self.entries
-        packet_id = self._last % 65535 + 1
+        packet_id = self._last % LAST_IDENTIFIER + 1
         while packet_id in entries:
-            packet_id = packet_id % 65535 + 1
+            packet_id = packet_id % LAST_IDENTIFIER + 1
         self._last = delivery.packet_id = packet_id
         delivery.state = State.WAIT_PUBACK if delivery.qos == 1 else State.WAIT_PUBREC
         entries[packet_id] = delivery

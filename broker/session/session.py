@@ -161,7 +161,7 @@ class Session:
     def ready(self) -> bool:
         """Whether a QoS 1 or 2 message could be sent in this moment."""
         link = self.link
-        return link is not None and self.inflight.used < self.inflight.window and not link.full
+        return link is not None and self.inflight.room and not link.full
 
     def _start(self, delivery: Delivery) -> None:
         link = self.link
@@ -255,7 +255,7 @@ class Session:
             inflight.resend.popleft()
             link.send(Pubrel(delivery.packet_id))
             return True
-        if not inflight.room:
+        if inflight.used >= inflight.window:
             return False
         inflight.resend.popleft()
         inflight.count(delivery)

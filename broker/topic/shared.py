@@ -81,7 +81,7 @@ class SharedGroup(Generic[S]):
         """
         ring, start = self._ring, self._start(choice, key)
         chosen, best, place = None, int(Turn.REFUSES), start
-        for at in chain(range(start, len(ring)), range(min(start, len(ring)))):
+        for at in chain(range(start, len(ring)), range(min(start, len(ring)))):  # a racing leave shrinks it
             member = ring[at]
             if member is None or member[0] is excluding:
                 continue

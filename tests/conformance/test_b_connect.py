@@ -191,6 +191,25 @@ def test_b02__many_at_once_leave_one(serve: Serve, interval: int) -> None:
     winner.expect_nothing()
 
 
+@pytest.mark.parametrize("interval", [0, 60])
+def test_b02__a_takeover_that_waits_is_taken_over(serve: Serve, interval: int) -> None:
+    gate = Gate("gate")
+    server = serve(hooks=[gate])
+    watcher, properties = server.watch(), [(0x11, interval)]
+    old = server.connect("c", will=wire.will("gate", b"gone"), session_expiry_interval=interval)
+    raw = wire.connect("c", clean_start=False, properties=properties)
+    first, second = server.client(), server.client()
+    held(server, gate, first, raw)  # the will of the old connection waits
+    old.expect_close(0x8E)
+    server.push(second, raw)
+    server.run(gate.open())
+    first.expect("CONNACK", reason_code=0)
+    second.expect("CONNACK", reason_code=0, session_present=interval > 0)
+    first.expect_close(0x8E)
+    second.expect_nothing()
+    watcher.expect_messages(b"gone")
+
+
 # Reason Code -> Return Code of 3.1.1, None: close without a CONNACK.
 IN_BOTH_VERSIONS = {0x86: 4, 0x87: 5, 0x8A: 5, 0x85: 2, 0x97: 3, 0x89: 3, 0x88: 3, 0x9F: None, 0x9C: 3,
                     0x9D: 3, 0x90: None, 0x9B: None, 0x9A: None, 0x80: None}  # fmt: skip
@@ -643,34 +662,39 @@ def test_b05__another_user_by_setting(serve: Serve, connected: bool) -> None:
 # ---------------------------------------------------------------------------------- B06 session lifetime
 
 
-def ends_after(server: Server, seconds: float, version: int = 5, **kwargs: Any) -> None:
-    """The session of "c", without a connection since now, ends after *seconds*, and not earlier.
-
-    *kwargs* are for the connection that looks before.
-    """
-    server.advance(seconds - 0.1)
-    resume(server, version=version, **kwargs).drop()
-    server.advance(seconds + 0.1)
-    resume(server, present=False, version=4 if version == 3 else version).drop()
+def ends_after(server: Server, seconds: float, leave: Callable[[], None], version: int = 5) -> None:
+    """*leave* makes the session of "c" and leaves it; it ends after *seconds*, and not earlier."""
+    for waited, present in ((seconds - 0.1, True), (seconds + 0.1, False)):
+        leave()
+        server.advance(waited)
+        last = resume(server, version=version, present=present)
+        last.disconnect()
+        server.connect("c", version).disconnect()
 
 
 @pytest.mark.parametrize(("asked", "held"), [(99, 99), (100, 100), (101, 100), (NEVER, 100)])
 def test_b06__the_interval_is_capped_and_told_if_changed(serve: Serve, asked: int, held: int) -> None:
     server = serve(session_expiry_interval=100)
-    client = server.connect("c", session_expiry_interval=asked)
-    assert client.connack is not None
-    assert client.connack.properties.get("session_expiry_interval") == (None if asked == held else held)
-    client.drop()
-    ends_after(server, held, session_expiry_interval=asked)
+
+    def leave() -> None:
+        client = server.client()
+        connack = client.connect("c", session_expiry_interval=asked)
+        assert connack.properties.get("session_expiry_interval") == (None if asked == held else held)
+        client.drop()
+
+    ends_after(server, held, leave)
 
 
 @pytest.mark.parametrize(("last", "held"), [(20, 20), (200, 100), (NEVER, 100)])
 @pytest.mark.parametrize("code", [0x00, 0x04, 0x80])
 def test_b06__disconnect_changes_the_interval(serve: Serve, last: int, held: int, code: int) -> None:
     server = serve(session_expiry_interval=100)
-    client = server.connect("c", session_expiry_interval=50)
-    client.disconnect(code, {"session_expiry_interval": last})
-    ends_after(server, held, session_expiry_interval=held)
+
+    def leave() -> None:
+        client = server.connect("c", session_expiry_interval=50)
+        client.disconnect(code, {"session_expiry_interval": last})
+
+    ends_after(server, held, leave)
 
 
 def test_b06__disconnect_ends_the_session_with_0(server: Server) -> None:
@@ -679,11 +703,22 @@ def test_b06__disconnect_ends_the_session_with_0(server: Server) -> None:
     resume(server, present=False).expect_nothing()
 
 
-def test_b06__the_new_connects_interval_replaces_the_old_one(server: Server) -> None:
-    for interval in (50, 20, 70):
-        server.connect("c", clean_start=False, session_expiry_interval=interval).drop()
-        server.advance(interval - 0.1)
-        resume(server, session_expiry_interval=0 if interval == 70 else 500).drop()
+@pytest.mark.parametrize(("old", "new"), [(50, 20), (20, 50), (50, 50)])
+@pytest.mark.parametrize("taken_over", [True, False])
+def test_b06__the_new_connects_interval_replaces_the_old_one(
+    server: Server, old: int, new: int, taken_over: bool
+) -> None:
+    def leave() -> None:
+        first = server.connect("c", session_expiry_interval=old)
+        first.expect_nothing() if taken_over else first.drop()
+        resume(server, session_expiry_interval=new).drop()
+
+    ends_after(server, new, leave)
+
+
+def test_b06__the_new_connect_without_an_interval_ends_it(server: Server) -> None:
+    server.connect("c", session_expiry_interval=50).drop()
+    resume(server).drop()
     resume(server, present=False).expect_nothing()
 
 
@@ -712,16 +747,26 @@ def test_b06__clean_session_1_ends_with_its_connection(server: Server, version: 
 
 
 def test_b06__the_default_of_3x_is_the_cap(server: Server) -> None:
-    server.connect("c", 4, clean_start=False).drop()
-    ends_after(server, 7 * 86400, version=4)
+    ends_after(server, 7 * 86400, lambda: server.connect("c", 4, clean_start=False).drop(), version=4)
 
 
 def test_b06__the_clock_starts_when_the_connection_closes(server: Server) -> None:
+    def leave() -> None:
+        client = server.connect("c", session_expiry_interval=30)
+        server.advance(1000, step=100)
+        client.expect_nothing()
+        client.drop()
+
+    ends_after(server, 30, leave)
+
+
+def test_b06__a_deadline_counts_before_anyone_looks_at_it(server: Server) -> None:
     client = server.connect("c", session_expiry_interval=30)
-    server.advance(1000, step=100)
-    client.expect_nothing()
+    client.subscribe("t", qos=1)
     client.drop()
-    ends_after(server, 30, session_expiry_interval=30)
+    server.clock.now += 30.1  # no look at deadlines
+    resume(server, present=False).expect_nothing()
+    server.connect("p").publish("t", b"x", qos=1, reason=0x10)
 
 
 def test_b06__at_expiry_all_is_gone_but_retained_messages(server: Server) -> None:
@@ -892,6 +937,14 @@ def test_b07__a_new_connection_in_time(
     watcher.expect_nothing()
     server.connect("c", clean_start=clean_start, session_present=not clean_start)
     expect_will(server, watcher, after)
+
+
+def test_b07__a_will_that_is_due_is_not_cancelled(server: Server) -> None:
+    watcher = server.watch()
+    dying(server, 5, delay=5, interval=50).drop()
+    server.clock.now += 5.1  # no look at deadlines
+    resume(server).expect_nothing()
+    expect_will(server, watcher, 0)
 
 
 TAKEOVERS = [  # Clean Start, delay, interval, will

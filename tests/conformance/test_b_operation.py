@@ -397,9 +397,11 @@ def test_b11__counted_before_authorization(serve: Serve) -> None:
     for packet_id, code in ((1, 0x10), (2, 0x10), (1, 0), (2, 0)):  # a repeated one has its slot already
         client.send(wire.publish("t", b"x", qos=2, packet_id=packet_id))
         client.expect("PUBREC", packet_id=packet_id, reason_code=code)
-    client.send(wire.publish("t", b"x"), wire.publish("t", b"x", qos=1, packet_id=3))
-    client.expect("PUBACK", packet_id=3)  # QoS 1 is answered before the next packet is read
+    client.send(wire.publish("t", b"x"))
     client.release(1)
+    client.send(*(wire.publish("t", b"x", qos=1, packet_id=n) for n in (1, 2, 3)))
+    for n in (1, 2, 3):  # QoS 1 is answered before the next packet is read
+        client.expect("PUBACK", packet_id=n)
     client.send(wire.publish("t", b"x", qos=2, packet_id=4))
     client.expect("PUBREC", packet_id=4, reason_code=0x10)
     client.send(wire.publish("no", b"x", qos=2, packet_id=5))
@@ -499,7 +501,7 @@ BIG = 256 * 1024
 def slow_reader(server: Server, count: int = 64) -> Raw:
     """A client that reads nothing while *count* messages of a quarter MiB, numbered, come for it."""
     client = server.connect("slow", will=wire.will("w", b"will"))
-    client.subscribe("big")
+    client.subscribe("big", ("t", 1))
 
     async def fill() -> None:
         for n in range(count):
@@ -532,7 +534,6 @@ def test_b11__qos_1_waits_for_a_slow_socket(serve: Serve) -> None:
     """Nothing of QoS 1 is dropped for it; what was sent behind a full socket comes when it is read."""
     server = serve(maximum_outbound_bytes=BIG)
     client = slow_reader(server)
-    client.send(wire.subscribe(5, ("t", 1)))
     publish_numbers(server, 300)
     found = client.drain()
     mine = [packet for packet in found if packet.topic_name == "t"]
@@ -552,7 +553,7 @@ def test_b11__a_socket_that_takes_nothing_is_closed(serve: Serve) -> None:
     server.advance(2, step=1)
     watcher.expect("PUBLISH", payload="will")
     server.wait_until(lambda: "slow" not in server.broker.clients, "the end of the slow client")
-    assert b"\xe0" not in read_to_the_end(client)[-4:]  # a network failure: no DISCONNECT
+    assert b"\xe0" not in read_to_the_end(client)[-100:]  # a network failure: no DISCONNECT
 
 
 def read_to_the_end(client: Raw) -> bytes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+from collections.abc import Callable, Iterator
 from threading import Thread
 from time import process_time
 from typing import Any
@@ -294,6 +296,15 @@ def test_the_order_of_subscribing_does_not_change_who_receives(
     assert {peer for peer, _ in forwards} == {peer for peer, _ in backwards}
 
 
+@pytest.fixture
+def many_switches() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("many_switches")
 def test_threads() -> None:
     """Each thread has its own subscriber and name; all share a filter, a crowd and a group."""
     tree: SubscriptionTree[Peer] = SubscriptionTree(cached_names=16)
@@ -329,3 +340,24 @@ def test_threads() -> None:
     assert wrong == []
     assert len(tree) == 0
     assert tree._held == {}
+
+
+@pytest.mark.parametrize(
+    ("action", "waits"),
+    [
+        pytest.param(lambda tree, peer: tree.match("a/b"), False, id="a remembered name"),
+        pytest.param(lambda tree, peer: tree.match("a/c"), True, id="another name"),
+        pytest.param(lambda tree, peer: tree.subscribe(peer, Subscription("b")), True, id="subscribe"),
+        pytest.param(lambda tree, peer: tree.unsubscribe(peer, "a/+"), True, id="unsubscribe"),
+    ],
+)
+def test_what_waits_for_the_lock(action: Callable[[Any, Peer], object], waits: bool) -> None:
+    peer = Peer("a")
+    tree = tree_of((peer, Subscription("a/+")))
+    tree.match("a/b")
+    thread = Thread(target=action, args=(tree, peer))
+    with tree._lock:
+        thread.start()
+        thread.join(0.05 if waits else 10)
+        assert thread.is_alive() == waits
+    thread.join()

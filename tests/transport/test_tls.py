@@ -360,7 +360,9 @@ async def test_a_peer_that_leaves_in_the_handshake(files: Files, caplog: pytest.
 
 @run
 async def test_too_many_handshakes_at_once(files: Files) -> None:
-    async with serving("tls://127.0.0.1:0", ssl_context=context(files), maximum_handshakes=1) as server:
+    async with serving(
+        "tls://127.0.0.1:0", ssl_context=context(files), maximum_handshakes=1, handshake_timeout=FOREVER
+    ) as server:
         with await server.dial() as first, await server.dial() as second:
             assert await receive_all(second) == b""
             first.shutdown(socket.SHUT_WR)
@@ -372,7 +374,7 @@ async def test_too_many_handshakes_at_once(files: Files) -> None:
 
 @run
 async def test_stop_ends_handshakes_under_way(files: Files) -> None:
-    async with serving("tls://127.0.0.1:0", ssl_context=context(files)) as server:
+    async with serving("tls://127.0.0.1:0", ssl_context=context(files), handshake_timeout=FOREVER) as server:
         with await server.dial() as sock:
             await turns()
             await server.listener.stop()
