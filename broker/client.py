@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from struct import Struct
 
 from broker.config import Limits, Protocol
@@ -377,7 +378,8 @@ class Client:
         alias, with_topic = 0, True
         if self.outbound_aliases is not None:
             alias, with_topic = self.outbound_aliases.find(message.topic_name)
-        data = encode_publish(
+        encode = partial(
+            encode_publish,
             message,
             self.version,
             qos,
@@ -386,14 +388,33 @@ class Client:
             packet_id=packet_id,
             subscription_identifiers=identifiers,
             message_expiry_interval=left,
-            topic_alias=alias,
-            with_topic=with_topic,
         )
-        if self.maximum_packet_size is not None and len(data) > self.maximum_packet_size:
+        data = encode(topic_alias=alias, with_topic=with_topic)
+        if alias and with_topic and self._too_large(data):
+            alias, data = 0, encode()  # to define an alias is our choice, no reason to lose the message
+        if self._too_large(data):
             return None
         if alias and self.outbound_aliases is not None:
             self.outbound_aliases.commit(message.topic_name, alias)
         return data
+
+    def _too_large(self, data: bytes) -> bool:
+        return self.maximum_packet_size is not None and len(data) > self.maximum_packet_size
+
+    def fits(self, message: Message, qos: int, identifiers: tuple[int, ...]) -> bool:
+        """Whether its PUBLISH is within the client's Maximum Packet Size; see session.Link."""
+        if self.maximum_packet_size is None:
+            return True
+        return not self._too_large(
+            encode_publish(
+                message,
+                self.version,
+                qos,
+                False,
+                packet_id=1 if qos else 0,
+                subscription_identifiers=identifiers,
+            )
+        )
 
     @property
     def full(self) -> bool:
@@ -404,11 +425,6 @@ class Client:
         """The socket takes data again: so may the session."""
         if self.session is not None and self.session.link is self:
             self.session.pump()
-
-    def fits(self, message: Message) -> bool:
-        """Whether *message* is likely within the client's Maximum Packet Size; see session.Link."""
-        limit = self.maximum_packet_size
-        return limit is None or message.size + 16 <= limit
 
     def send(self, packet: Packet) -> None:
         """Queue a control packet; never dropped for data. One that cannot be made small enough ends us."""

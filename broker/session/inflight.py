@@ -10,7 +10,6 @@ from broker.errors import ProtocolError
 from broker.packet.enums import PacketType
 from broker.packet.message import Message
 
-
 LAST_IDENTIFIER = 65535
 
 

@@ -37,8 +37,8 @@ class Link(Protocol):
     def send(self, packet: Pubrel) -> None:
         """Queue a control packet; never dropped."""
 
-    def fits(self, message: Message) -> bool:
-        """Whether the client's Maximum Packet Size allows *message*, by a close estimate."""
+    def fits(self, message: Message, qos: int, identifiers: tuple[int, ...]) -> bool:
+        """Whether the client's Maximum Packet Size allows the PUBLISH of *message*."""
 
     @property
     def full(self) -> bool:
@@ -299,7 +299,7 @@ class Session:
         """How well this member of a group could take *message* now: a `shared.Turn` [MQTT5 4.8.2]."""
         qos = min(message.qos, subscription.qos)
         if self.link is not None:
-            if not self.link.fits(message):
+            if not self.link.fits(message, qos, subscription.identifiers):
                 return Turn.REFUSES
             return Turn.READY if qos == 0 or (self.ready and not self.queue) else Turn.FULL
         return Turn.OFFLINE if qos > 0 and not self._is_full(message.size) else Turn.REFUSES

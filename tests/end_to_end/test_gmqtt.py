@@ -222,6 +222,7 @@ def test_properties(broker: Running) -> None:
             ("a/b", payload) for payload in (b"{}", b"by alias", b"by alias", b"by alias")
         ]
         props = found[0][3]
+        assert 1000 - WAIT <= props["message_expiry_interval"][0] <= sent.pop("message_expiry_interval")
         for name, value in sent.items():
             assert props[name] == (value if isinstance(value, list) else [value]), name
         assert all(sorted(props["subscription_identifier"]) == [5, 6] for _, _, _, props in found)

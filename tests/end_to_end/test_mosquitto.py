@@ -186,6 +186,8 @@ def test_properties(place: Place, topic: str) -> None:
     ) as subscriber:
         pub(place, topic, "-V", "mqttv5", "-q", "1", *flags, message="hello")
         found = subscriber.take()[0]["properties"]
+        left = int(found.pop("message-expiry-interval"))
+        assert 1000 - WAIT <= left <= int(given.pop("message-expiry-interval"))
         assert {name: str(found[name]) for name in given} == given
         assert found["user-properties"] == {"k": "v"}
         assert found["subscription-identifier"] == 77

@@ -13,7 +13,7 @@ from broker import BadUserNameOrPassword, HookBase, MqttError, ReasonCode
 from tests.end_to_end.certificates import Certificates
 from tests.end_to_end.conftest import Serve
 from tests.end_to_end.paho import TRANSPORTS, Paho, connected, properties, session
-from tests.end_to_end.running import Recorder, Running, take
+from tests.end_to_end.running import WAIT, Recorder, Running, take
 
 VERSIONS = pytest.mark.parametrize(
     "version", [MQTTv31, MQTTv311, MQTTv5], ids=["mqtt 3.1", "mqtt 3.1.1", "mqtt 5"]
@@ -243,6 +243,7 @@ def test_properties_travel_with_a_message(broker: Running) -> None:
         subscriber.subscribe("questions", 1)
         assert publisher.publish("questions", b"{}", 1, **sent) == 0
         got = subscriber.take()[0].properties
+        assert 1000 - WAIT <= got.MessageExpiryInterval <= sent.pop("MessageExpiryInterval")
         assert {name: getattr(got, name) for name in sent} == sent
         subscriber.publish(got.ResponseTopic, b"nobody", 1, CorrelationData=got.CorrelationData)
         publisher.subscribe("answers/#")
