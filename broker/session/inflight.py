@@ -97,6 +97,13 @@ class Inflight:
         entries[packet_id] = delivery
         self.count(delivery)
 
+    def take_released(self) -> list[Delivery]:
+        """Remove those that only need their PUBREL again from what is to be resent: it waits for no slot."""
+        released = [delivery for delivery in self.resend if delivery.state is State.WAIT_PUBCOMP]
+        if released:
+            self.resend = deque(d for d in self.resend if d.state is not State.WAIT_PUBCOMP)
+        return released
+
     def count(self, delivery: Delivery) -> None:
         """Take a slot for a PUBLISH that is sent now."""
         delivery.counted = True

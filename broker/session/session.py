@@ -232,8 +232,8 @@ class Session:
 
     def pump(self) -> None:
         """Send what may be sent now: first what an earlier connection left, in order, then the queue."""
-        while self.inflight.resend and self._resend_next():
-            pass
+        if self.inflight.resend:
+            self._resend()
         while self.queue and not self.inflight.resend and self.ready:
             delivery = self._take_next()
             expires_at = delivery.message.expires_at
@@ -241,6 +241,14 @@ class Session:
                 self._drop(delivery, "expired")
             else:
                 self._start(delivery)
+
+    def _resend(self) -> None:
+        first = self.inflight.used == 0  # nothing was acknowledged on this connection yet
+        while self.inflight.resend and self._resend_next():
+            pass
+        if first and self.link is not None and not self.link.full:
+            for delivery in self.inflight.take_released():
+                self.link.send(Pubrel(delivery.packet_id))
 
     def _resend_next(self) -> bool:
         """Send the first unfinished delivery again [MQTT5 4.4]; False when it must wait."""

@@ -657,6 +657,16 @@ def test_mqtt311_3_2_2_6__no_code_fits(serve: Serve, reason: int) -> None:
     server.expect_refused(connect(), wire.pingreq(), version=4)
 
 
+def test_mqtt311_3_2_2_6__over_the_connect_rate(serve: Serve) -> None:
+    server = serve(maximum_connect_rate=1.0)
+    server.connect("first", 4, reason=0)
+    second = server.client(4)
+    second.send(connect("second"))
+    second.expect_close()
+    server.advance(1)
+    server.connect("second", 4, reason=0)
+
+
 def test_mqtt311_3_2_2_6__too_many_from_one_address(serve: Serve) -> None:
     server = serve(maximum_connections_per_address=1)
     first = server.connect("first", 4, reason=0)

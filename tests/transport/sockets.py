@@ -54,6 +54,8 @@ class Server:
         family, name = self.where()
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setblocking(False)
+        if family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if buffer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
