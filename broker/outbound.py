@@ -124,24 +124,38 @@ class Outbound:
         """Write *data* now, behind what was written before."""
         self._stats.bytes_sent += len(data)
         self._connection.write(data)
-        if not self.blocked and self._connection.pending():
-            self.blocked = True
-            self._blocked_since = self._clock()
-            self._pending_seen = self._connection.pending()
-            self._wake()
+        pending = self._connection.pending()
+        if pending and not self.blocked:
+            if pending >= self._limits.maximum_outbound_bytes:
+                self._block(pending)
+            self._wake()  # the write loop gives the socket a turn before it calls it blocked
+
+    def _block(self, pending: int) -> None:
+        self.blocked = True
+        self._blocked_since = self._clock()
+        self._pending_seen = pending
 
     async def write_loop(self) -> None:
         """Write once per turn of the loop; wait for the socket when it takes no more. Until cancelled."""
         while True:
-            if not self._packets and not self.blocked and not self._feed:
+            if not self._packets and not self._connection.pending() and not self._feed:
                 await self._woken()
             if not self.blocked:
-                self.flush()
+                await self._write_turn()
             if self.blocked:
                 await self._connection.drain()
                 self._unblock()
             elif self._feed:
                 await self._send_feed(self._feed)
+
+    async def _write_turn(self) -> None:
+        """Write; a socket that still holds bytes one turn of the loop later takes no more."""
+        self.flush()
+        if self._connection.pending():
+            await asyncio.sleep(0)
+            pending = self._connection.pending()
+            if pending and not self.blocked:
+                self._block(pending)
 
     def _wake(self) -> None:
         waker = self._waker

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ from tests.conformance.test_mqtt5_websocket import (
     web_client,
 )
 from tests.conformance.transports import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, WebSocket
-from tests.conformance.wire import Packet
 
 QOS = pytest.mark.parametrize("qos", [1, 2])
 QUOTA_EXCEEDED, TOO_LARGE = 0x97, 0x95
@@ -621,7 +620,8 @@ def test_b12__answers_in_the_order_of_the_requests(serve: Serve) -> None:
     )  # fmt: skip
     for name, packet_id in (
         ("PUBACK", 1), ("PUBREC", 2), ("SUBACK", 3), ("SUBACK", 4), ("PUBREC", 5), ("PUBCOMP", 2),
-        ("PINGRESP", None), ("UNSUBACK", 6), ("PUBACK", 7), ("UNSUBACK", 8), ("PUBCOMP", 5), ("PINGRESP", None),
+        ("PINGRESP", None), ("UNSUBACK", 6), ("PUBACK", 7), ("UNSUBACK", 8), ("PUBCOMP", 5),
+        ("PINGRESP", None),
     ):  # fmt: skip
         client.expect(name, packet_id=packet_id)
 
@@ -716,7 +716,11 @@ OUTBOUND: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     # CONNECT, SUBSCRIBE and PUBLISH properties
     "plain": ({}, {}, {}),
     "identifiers": ({}, {"subscription_identifier": 268_435_455}, {}),
-    "properties": ({}, {}, {"user_property": [("k", "v")] * 5, "content_type": "c", "correlation_data": b"d"}),
+    "properties": (
+        {},
+        {},
+        {"user_property": [("k", "v")] * 5, "content_type": "c", "correlation_data": b"d"},
+    ),
     "expiry": ({}, {}, {"message_expiry_interval": 100}),
 }
 
@@ -868,3 +872,743 @@ def test_b19__shared_messages_go_where_they_fit(server: Server, qos: int) -> Non
             publisher.publish(topic, b"x" * size, qos, user_property=[("é", "ü")] * 2)
     got = [len(packet.payload or b"") for client in (small, large) for packet in client.drain()]
     assert sorted(got) == sorted([*range(1, 120)] * 2)
+
+
+# =========================================================================== B28: WebSocket
+
+web_only = pytest.mark.tcp_only("it brings its own WebSocket connections")
+ANY_PATH = ("ws://127.0.0.1:0", "tcp://127.0.0.1:0")
+
+
+def web_connected(server: Server, **connect: Any) -> tuple[Raw, WebSocket]:
+    client, websocket = web_client(server)
+    client.connect("c", will=wire.will("w", b"will"), **connect)
+    return client, websocket
+
+
+@web_only
+def test_b28__any_path_unless_one_is_set(serve: Serve) -> None:
+    for listen, path, status in (
+        (ANY_PATH, "/mqtt", 101), (ANY_PATH, "/", 101), (ANY_PATH, "/any/where", 101),
+        (("ws://127.0.0.1:0/mqtt",), "/mqtt", 101), (("ws://127.0.0.1:0/mqtt",), "/mqtt?x=1", 101),
+        (("ws://127.0.0.1:0/mqtt",), "/", 404), (("ws://127.0.0.1:0/mqtt",), "/mqtt/", 404),
+    ):  # fmt: skip
+        client, websocket = web_client(serve(listen=listen), upgrade=False)
+        assert websocket.upgrade("mqtt", path) == status, path
+        if status == 101:
+            client.connect("c")
+            client.expect_nothing()
+
+
+@web_only
+@pytest.mark.parametrize(
+    ("offered", "chosen"),
+    [("mqtt", "mqtt"), ("mqttv3.1", "mqttv3.1"), ("mqttv3.1, mqtt", "mqtt"), ("mqtt, mqttv3.1", "mqtt"),
+     ("foo, mqttv3.1", "mqttv3.1")],
+)  # fmt: skip
+def test_b28__mqttv3_1_alone_is_accepted(server: Server, offered: str, chosen: str) -> None:
+    client, websocket, status = upgraded(server, offered)
+    assert (status, websocket.header("Sec-WebSocket-Protocol")) == (101, [chosen])
+    client.connect("c", version=3 if chosen == "mqttv3.1" else 5)
+    client.expect_nothing()
+
+
+@web_only
+@pytest.mark.parametrize(
+    ("lenient", "offered", "status"),
+    [(False, None, 400), (False, "foo", 400), (True, None, 101), (True, "foo", 101), (True, "mqtt", 101)],
+)
+def test_b28__no_subprotocol(serve: Serve, lenient: bool, offered: str | None, status: int) -> None:
+    client, websocket, got = upgraded(serve(require_subprotocol=not lenient), offered)
+    assert got == status
+    assert websocket.header("Sec-WebSocket-Protocol") == (["mqtt"] if offered == "mqtt" else [])
+    if status == 101:
+        client.connect("c")
+        client.expect_nothing()
+
+
+@web_only
+def test_b28__text_closes_with_1003_and_the_will_is_published(server: Server) -> None:
+    watcher = server.watch("w")
+    client, websocket = web_connected(server)
+    send_frames(client, (TEXT, wire.pingreq(), True))
+    expect_web_close(websocket, 1003)
+    watcher.expect("PUBLISH", payload="will")
+
+
+@web_only
+def test_b28__fragments_with_control_frames_between(server: Server) -> None:
+    client, websocket = web_connected(server)
+    raw = wire.publish("t", b"x" * 300, qos=1, packet_id=7)
+    send_frames(
+        client, (BINARY, b"", True), (BINARY, b"", False), (PING, b"1", True), (CONTINUATION, raw[:2], False),
+        (PONG, b"", True), (CONTINUATION, b"", False), (PING, b"2", True), (CONTINUATION, raw[2:], True),
+        (BINARY, b"", True),
+    )  # fmt: skip
+    assert [websocket.recv_frame(1.0), websocket.recv_frame(1.0)] == [(PONG, b"1"), (PONG, b"2")]
+    client.expect("PUBACK", packet_id=7)
+    client.expect_nothing()
+
+
+BAD_FRAMES: dict[str, dict[str, Any]] = {
+    "unmasked": {"opcode": BINARY, "mask": False},
+    "reserved bit 1": {"opcode": BINARY, "rsv": 4},  # permessage-deflate, which was not agreed on
+    "reserved bit 3": {"opcode": BINARY, "rsv": 1},
+    "reserved opcode": {"opcode": 3},
+    "reserved control opcode": {"opcode": 11},
+    "fragmented ping": {"opcode": PING, "fin": False},
+    "long ping": {"opcode": PING, "payload": b"x" * 126},
+    "continuation of nothing": {"opcode": CONTINUATION},
+    "close code 1005": {"opcode": CLOSE, "payload": b"\x03\xed"},
+    "close of one byte": {"opcode": CLOSE, "payload": b"\x03"},
+}
+
+
+@web_only
+@pytest.mark.parametrize("name", BAD_FRAMES)
+def test_b28__breaches_of_the_framing_close_with_1002(server: Server, name: str) -> None:
+    watcher = server.watch("w")
+    _, websocket = web_connected(server)
+    websocket.send_frame(**{"payload": wire.pingreq(), **BAD_FRAMES[name]})
+    expect_web_close(websocket, 1002)
+    watcher.expect("PUBLISH", payload="will")
+
+
+@web_only
+def test_b28__the_stream_has_no_borders(server: Server) -> None:
+    """A frame may end in one packet and hold three more, whatever their sizes."""
+    client, _ = web_connected(server)
+    stream = b"".join(wire.publish("t", b"x" * n, qos=1, packet_id=n) for n in range(1, 60))
+    in_binary(client, *(stream[at : at + 97] for at in range(0, len(stream), 97)))
+    for n in range(1, 60):
+        client.expect("PUBACK", packet_id=n)
+
+
+@web_only
+@pytest.mark.parametrize("fragments", [1, 4])
+def test_b28__size_of_a_message(serve: Serve, fragments: int) -> None:
+    """The limit of MQTT plus 1024 bytes; above it the Close comes before the bytes do."""
+    server = serve(maximum_packet_size=2000)
+    watcher = server.watch("w")
+    pings = wire.pingreq() * (3024 // 2)
+    client, websocket = web_connected(server)
+    send_frames(client, (BINARY, pings, True))
+    for _ in range(3024 // 2):
+        client.expect("PINGRESP")
+    for n in range(fragments - 1):
+        send_frames(client, (CONTINUATION if n else BINARY, pings[:756], False))
+    opcode = BINARY if fragments == 1 else CONTINUATION
+    last = websocket.frame(opcode, bytes(3025 - (fragments - 1) * 756))
+    websocket.send_bytes(last[:8])  # its header alone
+    frames = data_frames(websocket)
+    assert websocket.close_code == 1009
+    assert {name for _, payload in frames for name in names_in(payload)} <= {"PINGRESP"}
+    watcher.expect("PUBLISH", payload="will")
+
+
+@web_only
+def test_b28__no_compression(server: Server) -> None:
+    client, websocket, status = upgraded(
+        server, "mqtt", Sec_WebSocket_Extensions="permessage-deflate; client_max_window_bits"
+    )
+    assert status == 101 and websocket.header("Sec-WebSocket-Extensions") == []
+    client.connect("c")
+    client.expect_nothing()
+
+
+@web_only
+def test_b28__several_packets_in_a_frame_of_the_server(server: Server) -> None:
+    """Each frame holds whole packets; a burst needs fewer frames than packets."""
+    client, websocket = web_connected(server)
+    client.subscribe("t", qos=1)
+    publish_numbers(server, 100)
+    client.send(wire.disconnect(0))
+    frames = data_frames(websocket)
+    names = [name for _, payload in frames for name in names_in(payload)]
+    assert names == ["PUBLISH"] * 100
+    assert {opcode for opcode, _ in frames} == {BINARY} and len(frames) < 50
+
+
+@web_only
+def test_b28__close_1000_after_disconnect(server: Server) -> None:
+    watcher = server.watch("w")
+    client, websocket = web_connected(server)
+    client.send(wire.disconnect(0))
+    expect_web_close(websocket, 1000)
+    watcher.expect_nothing()
+    client, websocket = web_connected(server)
+    client.send(bytes.fromhex("C1 00"))
+    found = websocket.recv_frame(1.0)
+    assert found is not None and found[0] == BINARY and names_in(found[1]) == ["DISCONNECT"]
+    expect_web_close(websocket, 1000)
+    watcher.expect("PUBLISH", payload="will")
+
+
+@web_only
+@pytest.mark.parametrize("way", ["close frame", "close frame without code", "fin", "rst"])
+def test_b28__an_end_without_disconnect_is_abnormal(server: Server, way: str) -> None:
+    watcher = server.watch("w")
+    client, websocket = web_connected(server)
+    if way.startswith("close"):
+        payload = b"\x03\xe8" if way == "close frame" else b""
+        websocket.send_frame(CLOSE, payload)
+        assert websocket.recv_frame(1.0) == (CLOSE, payload)
+        assert websocket.recv_frame(1.0) is None
+    else:
+        (client.drop if way == "fin" else client.reset)()
+    watcher.expect("PUBLISH", payload="will")
+
+
+@web_only
+@pytest.mark.parametrize("mqtt", [False, True])
+def test_b28__websocket_pings_are_no_sign_of_life(server: Server, mqtt: bool) -> None:
+    client, websocket = web_connected(server, keep_alive=2)
+    for n in range(3):
+        server.advance(1.4)
+        if mqtt:
+            client.expect_nothing()
+        elif n < 2:
+            websocket.send_frame(PING, b"alive")
+            assert websocket.recv_frame(1.0) == (PONG, b"alive")
+    if mqtt:
+        client.expect_nothing()
+    else:
+        client.expect_close(0x8D)
+
+
+@web_only
+def test_b28__origin_check(serve: Serve) -> None:
+    origins = ("https://good.example", "http://localhost:8080")
+    for allowed, origin, status in (
+        ((), "https://bad.example", 101), (origins, "https://good.example", 101), (origins, None, 101),
+        (origins, "http://localhost:8080", 101), (origins, "https://bad.example", 403),
+        (origins, "http://good.example", 403), (origins, "https://good.example.bad.example", 403),
+        (origins, "null", 403),
+    ):  # fmt: skip
+        client, _, got = upgraded(
+            serve(origins=allowed), "mqtt", **{} if origin is None else {"Origin": origin}
+        )
+        assert got == status, (allowed, origin)
+        if status == 101:
+            client.connect("c")
+            client.expect_nothing()
+
+
+@web_only
+def test_b28__headers_of_a_proxy_are_not_believed(serve: Serve) -> None:
+    """Who says to come from elsewhere counts for the address that the socket has."""
+    server = serve(maximum_connections_per_address=1)
+    first, _, _ = upgraded(server, "mqtt", X_Forwarded_For="192.0.2.1", Authorization="Basic dTpw")
+    first.connect("a")
+    second, _, status = upgraded(server, "mqtt", X_Forwarded_For="192.0.2.2", Forwarded="for=192.0.2.2")
+    assert status == 101
+    second.send(wire.connect("b"))
+    second.expect_close()
+    first.expect_nothing()
+
+
+# =========================================================================== B29: TLS
+
+tls_only = pytest.mark.tcp_only("it brings its own TLS listener")
+
+
+@dataclass
+class Authority:
+    """A certificate authority, and the files of a server that it vouches for."""
+
+    ca: trustme.CA
+    folder: Path
+
+    def server_side(self, **more: Any) -> dict[str, Any]:
+        """The settings of a broker with a TLS listener first."""
+        tls = Tls(certificate=str(self.folder / "server.pem"), **more)
+        return {"config": Config(listen=("tls://127.0.0.1:0", "tcp://127.0.0.1:0"), tls=tls)}
+
+    def client_side(self, name: str | None = None, authority: trustme.CA | None = None) -> ssl.SSLContext:
+        """A client's context; with *name* it shows a certificate with that Common Name."""
+        context = ssl.create_default_context()
+        self.ca.configure_trust(context)
+        if name is not None:
+            (authority or self.ca).issue_cert(f"{name}.example", common_name=name).configure_cert(context)
+        return context
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    made = Authority(trustme.CA(), tmp_path_factory.mktemp("tls"))
+    server = made.ca.issue_cert("localhost")
+    server.private_key_and_cert_chain_pem.write_to_path(made.folder / "server.pem")
+    made.ca.cert_pem.write_to_path(made.folder / "ca.pem")
+    return made
+
+
+def tls_client(server: Server, context: ssl.SSLContext, **kwargs: Any) -> Raw:
+    return server.client(transport="tcp", address=server.address("tls"), context=context, **kwargs)
+
+
+def test_b29__registered_ports(server: Server) -> None:
+    """Addresses without a port; a test binds none of them."""
+    assert [parse_address(f"{scheme}://host").port for scheme in ("tcp", "tls")] == [1883, 8883]
+    assert Config().listen == ("tcp://127.0.0.1:1883",)
+    server.connect("c").expect_nothing()
+
+
+@tls_only
+@pytest.mark.parametrize("offered", [["mqtt"], ["http/1.1", "mqtt"], None, ["http/1.1"]])
+def test_b29__alpn(serve: Serve, authority: Authority, offered: list[str] | None) -> None:
+    server = serve(**authority.server_side())
+    context = authority.client_side()
+    if offered is not None:
+        context.set_alpn_protocols(offered)
+    client = tls_client(server, context)
+    assert client.transport.sock.selected_alpn_protocol() == (
+        "mqtt" if offered and "mqtt" in offered else None
+    )
+    client.connect("c")
+    client.expect_nothing()
+
+
+def leave_tls(client: Raw, way: str) -> None:
+    """Ends the stream of a TLS client in one of the ways in which it can end."""
+    sock = client.transport.sock
+    assert isinstance(sock, ssl.SSLSocket)
+    if way == "close_notify":
+        sock.settimeout(1)
+        sock.unwrap().close()
+        client.closed = True
+    elif way == "alert":
+        raw = socket.socket(fileno=sock.detach())
+        raw.sendall(bytes.fromhex("15 03 03 00 02 02 28"))  # a record that is no record of this connection
+        raw.close()
+        client.closed = True
+    else:
+        {"fin": client.drop, "rst": client.reset, "disconnect": client.disconnect}[way]()
+
+
+@tls_only
+@pytest.mark.parametrize("way", ["close_notify", "alert", "fin", "rst", "disconnect"])
+def test_b29__an_end_without_disconnect_is_abnormal(serve: Serve, authority: Authority, way: str) -> None:
+    server = serve(**authority.server_side())
+    watcher = server.watch("w")
+    client = tls_client(server, authority.client_side())
+    client.connect("c", will=wire.will("w", b"will"))
+    leave_tls(client, way)
+    if way == "disconnect":
+        watcher.expect_nothing()
+    else:
+        watcher.expect("PUBLISH", payload="will")
+
+
+class CommonNames(HookBase):
+    """The Common Name of the certificate is the user name; "guest" for none. "mallory" may not come in."""
+
+    async def on_connect(self, client: ClientInfo, packet: Any) -> None:
+        subject = dict(pair for group in (client.certificate or {}).get("subject", ()) for pair in group)
+        client.user_name = subject.get("commonName", "guest")
+        client.user_properties.append(("user", client.user_name))
+        if client.user_name == "mallory":
+            raise NotAuthorized
+
+
+@tls_only
+@pytest.mark.parametrize(
+    ("mode", "name", "reason"),
+    [("none", None, 0), ("optional", None, 0), ("optional", "alice", 0), ("required", "alice", 0),
+     ("required", "mallory", 0x87), ("none", "alice", 0)],
+)  # fmt: skip
+def test_b29__user_name_of_a_client_certificate(
+    serve: Serve, authority: Authority, mode: str, name: str | None, reason: int
+) -> None:
+    """A verified certificate is given to the hooks, which may take the user name from it."""
+    more = {} if mode == "none" else {"client_ca": str(authority.folder / "ca.pem")}
+    server = serve(hooks=[CommonNames()], **authority.server_side(client_certificates=mode, **more))
+    client = tls_client(server, authority.client_side(name))
+    connack = client.connect("c", reason=reason)
+    user = "guest" if mode == "none" or name is None else name
+    assert reason or connack.properties["user_property"] == [("user", user)]
+
+
+@tls_only
+@pytest.mark.parametrize("shown", ["nothing", "a stranger's"])
+def test_b29__required_certificate(serve: Serve, authority: Authority, shown: str) -> None:
+    server = serve(
+        **authority.server_side(client_certificates="required", client_ca=str(authority.folder / "ca.pem"))
+    )
+    context = authority.client_side(*(("eve", trustme.CA()) if shown != "nothing" else ()))
+    try:
+        client = tls_client(server, context)
+        client.send(wire.connect("c"))
+        got = client.transport.recv(1.0)
+    except ssl.SSLError:
+        got = b""
+    assert got == b""
+    alice = tls_client(server, authority.client_side("alice"))
+    alice.connect("c", session_present=False)
+
+
+@tls_only
+def test_b29__handshake_timeout(serve: Serve, authority: Authority) -> None:
+    """Those who say nothing hold up nobody, and are closed without a word of MQTT."""
+    server = serve(**authority.server_side(handshake_timeout=0.3))
+    port = int(server.address("tls").rpartition(":")[2])
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+    silent[0].sendall(b"\x16\x03\x01")  # the beginning of a record
+    start = time.monotonic()
+    tls_client(server, authority.client_side()).connect("c")
+    assert time.monotonic() - start < 0.3
+    for sock in silent:
+        sock.settimeout(2)
+        with sock:
+            assert sock.recv(1000) == b""
+    assert time.monotonic() - start > 0.2
+
+
+# =========================================================================== B32: limits and defence
+
+
+def refused_connect(server: Server, client_id: str, *codes: int, version: int = 5, **connect: Any) -> None:
+    client = server.client(version)
+    client.send(wire.connect(client_id, version=version, **connect))
+    client.expect_close(*codes)
+    client.close()
+
+
+def test_b32__connections_in_all(serve: Serve) -> None:
+    server = serve(maximum_connections=2)
+    first, second = server.connect("a"), server.connect("b")
+    refused_connect(server, "c", QUOTA_EXCEEDED)
+    refused_connect(server, "c", 3, version=4)
+    again_there = server.connect("b")  # a takeover is no connection more
+    second.expect_close(0x8E)
+    first.disconnect()
+    server.connect("c").expect_nothing()
+    again_there.expect_nothing()
+
+
+def test_b32__connections_per_address(serve: Serve) -> None:
+    server = serve(maximum_connections_per_address=2)
+    first, second = server.connect("a"), server.connect("b")
+    third = server.client(transport="tcp")
+    third.send(wire.connect("c"))
+    third.expect_close()
+    first.disconnect()
+    server.wait_until(lambda: len(server.broker.clients) == 1)
+    server.connect("c").expect_nothing()
+    second.expect_nothing()
+
+
+def test_b32__connections_per_user(serve: Serve) -> None:
+    server = serve(maximum_connections_per_user=2)
+    first, _ = (server.connect(name, user_name="u") for name in "ab")
+    refused_connect(server, "c", QUOTA_EXCEEDED, user_name="u")
+    refused_connect(server, "c", 3, version=4, user_name="u")
+    server.connect("d", user_name="other").expect_nothing()
+    for name in "efg":
+        server.connect(name).expect_nothing()
+    server.connect("b", user_name="u").expect_nothing()
+    first.drop()
+    server.connect("c", user_name="u").expect_nothing()
+    refused_connect(server, "a", QUOTA_EXCEEDED, user_name="u")
+
+
+def test_b32__connect_rate(serve: Serve) -> None:
+    server = serve(maximum_connect_rate=3)
+    for n in range(3):
+        server.connect(f"{n}").expect_nothing()
+    refused_connect(server, "no", 0x9F)
+    refused_connect(server, "no", version=4)
+    server.advance(1)
+    for n in range(3):
+        server.connect(f"again {n}").expect_nothing()
+    refused_connect(server, "no", 0x9F)
+    server.advance(0.4)
+    server.connect("one more").expect_nothing()
+    refused_connect(server, "no", 0x9F)
+
+
+def test_b32__packet_size(server: Server) -> None:
+    """1 MiB by default."""
+    client = server.connect("c")
+    assert client.connack is not None
+    assert client.connack.properties["maximum_packet_size"] == 1 << 20
+    raw = wire.publish("t", bytes((1 << 20) - 8))
+    assert len(raw) == 1 << 20
+    client.send(raw)
+    client.expect_nothing()
+    server.expect_breach(wire.publish("t", bytes((1 << 20) - 7)), codes=TOO_LARGE)
+
+
+def test_b32__subscriptions_per_session(serve: Serve) -> None:
+    server = serve(maximum_subscriptions=3)
+    for version, code in ((5, QUOTA_EXCEEDED), (4, 0x80)):
+        client = server.connect(f"c{version}", version)
+        client.subscribe("1", "2")
+        client.subscribe("2", "3", "4", "5", granted=[0, 0, code, code])
+        client.unsubscribe("1")
+        client.subscribe("4", "3", granted=[0, 0])
+
+
+def test_b32__filters_in_one_packet(serve: Serve) -> None:
+    server = serve(maximum_filters=3)
+    client = server.connect("c")
+    client.subscribe("1", "2", "3")
+    client.subscribe("4", "5", "6", "7", granted=[QUOTA_EXCEEDED] * 4)
+    client.unsubscribe("1", "2", "3", "4", reasons=[0x80] * 4)  # UNSUBACK knows no 0x97
+    server.connect("p").publish("2", b"x", 1, reason=0)
+    client.expect("PUBLISH", topic_name="2")
+
+
+def test_b32__retained_messages(serve: Serve) -> None:
+    server = serve(maximum_retained_messages=2, maximum_retained_bytes=1000)
+    client = server.connect("c")
+    for topic, size, code in (
+        ("a", 10, 0x10), ("b", 2000, QUOTA_EXCEEDED), ("b", 10, 0x10), ("c", 10, QUOTA_EXCEEDED),
+        ("b", 900, 0x10), ("a", 100, QUOTA_EXCEEDED), ("b", 0, 0x10), ("c", 10, 0x10),
+    ):  # fmt: skip
+        for qos in (1, 2):
+            client.publish(topic, b"x" * size, qos, retain=True, reason=code)
+    client.publish("d", b"x", 0, retain=True)
+    assert [topic for topic, _ in server.retained()] == ["a", "c"]
+
+
+def test_b32__topic_levels(serve: Serve) -> None:
+    server = serve(maximum_topic_levels=3)
+    client = server.connect("c")
+    client.subscribe("a/+/#", "a/b/c/d", "$share/g/a/b/c", "$share/g/a/b/c/d", granted=[0, 0x8F, 0, 0x8F])
+    for qos in (1, 2):
+        client.publish("x/y/z", b"", qos, reason=0x10)
+        client.publish("x/y/z/", b"", qos, reason=0x90)
+    client.publish("x/y/z/", b"kept", 0, retain=True)
+    assert server.retained() == []
+    refused_connect(server, "w", 0x90, will=wire.will("x/y/z/"))
+
+
+def test_b32__topic_and_client_id_lengths(serve: Serve) -> None:
+    server = serve(maximum_topic_bytes=10, maximum_client_id_bytes=23)
+    client = server.connect("c" * 23)
+    client.publish("é" * 5, b"", 1, reason=0x10)
+    client.publish("é" * 6, b"", 1, reason=0x90)
+    client.subscribe("é" * 5, "é" * 6, granted=[0, 0x8F])
+    refused_connect(server, "c" * 24, 0x85)
+
+
+def test_b32__topic_aliases(serve: Serve) -> None:
+    server = serve(topic_alias_maximum=2)
+    client = server.connect("c")
+    assert client.connack is not None
+    assert client.connack.properties["topic_alias_maximum"] == 2
+    client.publish("t", b"x", topic_alias=2)
+    server.expect_breach(wire.publish("t", b"x", properties={"topic_alias": 3}), codes=0x94)
+
+
+def test_b32__user_properties(serve: Serve) -> None:
+    server = serve(maximum_user_properties=3)
+    pairs = {"user_property": [("k", "v")] * 3}
+    many = [(0x26, ("k", "v"))] * 4
+    client = server.connect("c", **pairs)
+    client.publish("t", b"x", 1, **pairs)
+    client.subscribe("t", **pairs)
+    client.unsubscribe("t", **pairs)
+    for raw in (
+        wire.publish("t", b"x", properties=many), wire.subscribe(1, "t", properties=many),
+        wire.unsubscribe(1, "t", properties=many),
+    ):  # fmt: skip
+        server.expect_breach(raw, codes=QUOTA_EXCEEDED)
+    refused_connect(server, "x", QUOTA_EXCEEDED, properties=many)
+
+
+def test_b32__sessions_and_bytes(serve: Serve) -> None:
+    server = serve(maximum_sessions=3, maximum_bytes=5000)
+    for name in "ab":
+        offline(server, client_id=name)
+    client = server.connect("c")
+    refused_connect(server, "d", QUOTA_EXCEEDED)
+    refused_connect(server, "d", 3, version=4)
+    for _ in range(10):  # 2 sessions x 1000 bytes each
+        client.publish("t", b"x" * 1000, 1, reason=0)
+    client.disconnect()
+    assert len(resume(server, "a").drain()) + len(resume(server, "b").drain()) == 4
+
+
+def test_b32__write_buffer(serve: Serve) -> None:
+    """What waits for a socket that takes nothing is bounded, in bytes and in packets."""
+    for setting in ({"maximum_outbound_bytes": BIG}, {"maximum_outbound_packets": 2}):
+        dropped = Dropped()
+        server = serve(hooks=[dropped], **setting)
+        client = slow_reader(server)
+        assert ("slow", "outbound_full") in dropped.events
+        assert int(sys_value(server, "dropped/outbound_full")) == len(dropped.events)
+        assert len(client.drain()) + len(dropped.events) == 64
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("begun", [b"\x30", b"\x30\x80", b"\x30\x0a\x00\x01t", b"\xc0"])
+def test_b32__a_packet_must_be_whole_in_time(server: Server, version: int, begun: bytes) -> None:
+    """30 s, also when more bytes of it come and nothing is wrong with them."""
+    client = server.connect("c", version)
+    client.send(wire.pingreq(), begun)
+    client.expect("PINGRESP")
+    server.advance(29)
+    client.send(b"\x00" if begun[-1:] == b"t" else b"")
+    server.settle()
+    server.advance(2)
+    client.expect_close(0x82)
+
+
+def test_b32__unfinished_packet_and_keep_alive(server: Server) -> None:
+    """1.5 times Keep Alive comes first: bytes of an unfinished packet do not count as life."""
+    client = server.connect("c", keep_alive=4)
+    client.send(b"\x30\x0a")
+    server.advance(5)
+    client.send(b"\x00")
+    server.settle()
+    server.advance(1.5)
+    client.expect_close(0x8D)
+
+
+def test_b32__slow_but_whole_packets_are_fine(server: Server) -> None:
+    client = server.connect("c")
+    client.subscribe("t")
+    for _ in range(4):
+        for byte in wire.publish("t", b"x"):
+            client.send(bytes([byte]))
+            server.settle()
+            server.advance(3)
+    client.expect_messages("x", "x", "x", "x")
+
+
+COSTLY: dict[str, tuple[bytes, dict[str, Any] | int | None]] = {
+    # a packet within the limits of MQTT, and the answer: its fields, a code of DISCONNECT, or none
+    "levels": (wire.publish("/" * 65535), None),
+    "levels of a filter": (wire.subscribe(1, "+/" * 32767), {"reason_codes": [0x8F]}),
+    "filters": (
+        wire.subscribe(1, *(f"{n}/+/#" for n in range(40_000))), {"reason_codes": [QUOTA_EXCEEDED] * 40_000}
+    ),
+    "one filter": (wire.subscribe(1, *["a/#"] * 50_000), {"reason_codes": [QUOTA_EXCEEDED] * 50_000}),
+    "unsubscribe": (
+        wire.unsubscribe(1, *(f"{n}" for n in range(60_000))), {"reason_codes": [0x80] * 60_000}
+    ),
+    "user properties": (wire.publish("t", properties=[(0x26, ("", ""))] * 200_000), QUOTA_EXCEEDED),
+    "identifiers": (wire.publish("t", properties=[(0x0B, 1)] * 200_000), 0x82),
+    "large properties": (wire.puback(9, 0, [(0x26, ("k" * 60_000, "v" * 60_000))] * 8), None),
+    "code points": (wire.publish("t", properties=[(0x03, "\u0001" * 65_000)]), 0x81),
+    "tiny packets": (wire.publish("t", first=0x30) * 40_000, None),
+}  # fmt: skip
+
+
+@pytest.mark.tcp_only("it measures time")
+@pytest.mark.parametrize("name", COSTLY)
+def test_b32__no_packet_costs_much(server: Server, name: str) -> None:
+    """All of the broker and of this client together take less than a second of the processor for it."""
+    packet, answer = COSTLY[name]
+    client = server.connect("c")
+    start = time.process_time()
+    client.send(packet, wire.pingreq())
+    if isinstance(answer, int):
+        client.expect_close(answer)
+    else:
+        if answer is not None:
+            client.expect("SUBACK" if packet[0] == 0x82 else "UNSUBACK", **answer)
+        client.expect("PINGRESP")
+    assert time.process_time() - start < 1.0
+
+
+@pytest.mark.tcp_only("it measures time")
+def test_b32__matching_does_not_explode(serve: Serve) -> None:
+    """Deep topics against every mixture of + and # that matches them."""
+    server = serve(maximum_topic_levels=65535)
+    client = server.connect("c")
+    levels = 14
+    mixed = [
+        "/".join("+" if n >> bit & 1 else "a" for bit in range(levels)) for n in range(0, 1 << levels, 19)
+    ]
+    client.subscribe(*mixed)
+    client.subscribe("+/" * 30_000 + "#", "a/" * 30_000 + "+")
+    publisher = server.connect("p")
+    start = time.process_time()
+    publisher.publish("/".join("a" * levels), b"x", 1, reason=0)
+    publisher.publish("a/" * 30_000 + "b", b"x", 1, reason=0)
+    publisher.publish("/" * 30_001, b"x", 1, reason=0)
+    assert time.process_time() - start < 1.0
+    assert len(client.drain()) == 3
+
+
+@pytest.mark.parametrize(
+    "raw", ["30 FF FF FF 7F", "82 FF FF FF 7F 00 01 FF FF FF 7F", "10 FF FF FF 7F 00 04"]
+)
+def test_b32__lengths_are_checked_before_anything_is_held(server: Server, raw: str) -> None:
+    """256 MiB are announced; the answer is there before the second byte of the body."""
+    if raw.startswith("10"):
+        server.expect_refused(bytes.fromhex(raw) + b"MQTT\x05", codes=TOO_LARGE)
+    else:
+        server.expect_breach(bytes.fromhex(raw), codes=TOO_LARGE)
+
+
+def test_b32__inner_lengths_are_checked(server: Server) -> None:
+    """A string or property list that says to be longer than its packet."""
+    for raw in ("30 05 FF FF 74 00 00", "30 07 00 01 74 FF FF FF 7F", "82 06 00 01 FF FF FF 7F"):
+        server.expect_breach(bytes.fromhex(raw), codes=0x81)
+
+
+def test_b32__everything_counted_is_in_the_metrics(serve: Serve) -> None:
+    server = serve(hooks=[Policy(publish={"no": 0x87}, connect={"banned": 0x8A})], maximum_queued_messages=1)
+    offline(server)
+    client = server.connect("c", maximum_packet_size=100)
+    client.subscribe("big")
+    publisher = server.connect("p")
+    refused_connect(server, "banned", 0x8A)
+    for topic, qos, payload in (
+        ("no", 1, "x"), ("t", 1, "queued"), ("t", 1, "queue_full"), ("big", 0, "x" * 200), ("t", 0, "offline")
+    ):  # fmt: skip
+        publisher.publish(topic, payload, qos, retain=topic == "t", reason=(0, 0x10, 0x87))
+    for name, value in {
+        "dropped/refused": "1", "dropped/queue_full": "1", "dropped/packet_too_large": "1",
+        "dropped/offline": "1", "publish/messages/dropped": "4", "retained messages/count": "1",
+        "connections/refused": "1", "clients/disconnected": "1", "publish/messages/received": "5",
+    }.items():  # fmt: skip
+        assert sys_value(server, name) == value, name
+    for name in (
+        "bytes/received", "bytes/sent", "messages/received", "messages/sent", "connections/total",
+        "clients/connected", "clients/total", "subscriptions/count", "store/messages/bytes",
+    ):  # fmt: skip
+        assert int(sys_value(server, name)) > 0, name
+
+
+# =========================================================================== B33: restart
+
+
+def test_b33__without_persistence_sessions_are_lost(serve: Serve) -> None:
+    """There is no durability yet: after a restart no session, no queued or held message and no retained
+    message is there, and Session Present 0 tells every client so."""
+    server = serve(grace_time=0.05)
+    offline(server)
+    publisher = server.connect("p", session_expiry_interval=60)
+    publisher.publish("t", b"queued", 1, retain=True, reason=0)
+    publisher.send(wire.publish("t", b"held", qos=2, packet_id=9))
+    publisher.expect("PUBREC", packet_id=9)
+    connected = server.connect("3.1.1", 4, clean_start=False)
+    connected.subscribe("t", qos=1)
+    server.restart()
+    publisher.expect_close(0x8B)
+    connected.expect_close(skip=["PUBLISH"])
+    assert server.retained() == []
+    client = server.connect("s", clean_start=False, session_present=False, session_expiry_interval=60)
+    publisher = server.connect("p", clean_start=False, session_present=False)
+    old = server.connect("3.1.1", 4, clean_start=False, session_present=False)
+    publisher.release(9, reason=0x92)
+    publisher.publish("t", b"nobody is subscribed", 1, reason=0x10)
+    for one in (client, publisher, old):
+        one.expect_nothing()
+
+
+def test_b33__the_session_after_it_works(server: Server) -> None:
+    """What a client does when it is told: it subscribes again, and its session is kept from then on."""
+    offline(server)
+    server.restart()
+    client = server.connect("s", clean_start=False, session_present=False, session_expiry_interval=60)
+    client.subscribe("t", qos=1)
+    client.drop()
+    publish_numbers(server, 1)
+    client = resume(server)
+    client.ack(client.expect("PUBLISH", payload="0", packet_id=1))
+    client.expect_nothing()

@@ -199,7 +199,9 @@ def test_mqtt5_3_2_2_8__codes_are_listed(serve: Serve, refusal: Refusal) -> None
 def announced(server: Server, name: str, **kwargs: object) -> object:
     """The value of one CONNACK property, None if it is not there."""
     client = server.client()
-    return client.connect("announced", **kwargs).properties.get(name)
+    connack = client.connect("announced", **kwargs)
+    client.expect_nothing()
+    return connack.properties.get(name)
 
 
 @pytest.mark.parametrize(("limit", "value"), [(0, 0), (1, 1), (2, None)])

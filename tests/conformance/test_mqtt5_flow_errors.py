@@ -275,7 +275,7 @@ def test_mqtt5_4_13_1_1__refused_connects(serve: Serve, name: str) -> None:
     client.expect_close(refusal.code)
 
 
-# --------------------------------------------------------------------------- 4.13.2: whether it is sent or not
+# --------------------------------------------------------------------------- 4.13.2: sent or not
 
 
 @pytest.mark.parametrize("code", REFUSING_CODES)

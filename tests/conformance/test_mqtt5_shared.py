@@ -22,7 +22,9 @@ def member(server: Server, client_id: str, qos: int = 2, session_expiry_interval
     return client
 
 
-def one_delivery(server: Server, qos: int, session_expiry_interval: int = 60) -> tuple[Raw, Packet, list[Raw]]:
+def one_delivery(
+    server: Server, qos: int, session_expiry_interval: int = 60
+) -> tuple[Raw, Packet, list[Raw]]:
     """Of three members: the one that got the message, its PUBLISH, and the others."""
     members = [member(server, name, qos, session_expiry_interval) for name in "abc"]
     server.connect("p").publish("t", b"once", qos, reason=0)
@@ -42,7 +44,9 @@ def test_mqtt5_4_8_2_1__empty_share_name(server: Server, topic_filter: str) -> N
     server.expect_breach(wire.unsubscribe(1, topic_filter), codes=FILTER_INVALID)
 
 
-@pytest.mark.parametrize("topic_filter", ["$SHARE/g/t", "$shared/g/t", "$Share/g/t", "x$share/g/t", "$queue/t"])
+@pytest.mark.parametrize(
+    "topic_filter", ["$SHARE/g/t", "$shared/g/t", "$Share/g/t", "x$share/g/t", "$queue/t"]
+)
 def test_mqtt5_4_8_2_1__other_prefixes_are_ordinary(server: Server, topic_filter: str) -> None:
     clients = [server.connect(name) for name in "ab"]
     for client in clients:

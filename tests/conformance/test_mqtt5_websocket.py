@@ -73,11 +73,13 @@ def test_mqtt5_6_0_0_1__text_frame_after_connack(server: Server, text: bytes) ->
 
 
 def data_frames(websocket: WebSocket) -> list[tuple[int, bytes]]:
-    """All frames until the Close frame, which is answered."""
+    """All frames until the Close frame, which is answered; its code is then in `close_code`."""
     found = []
     while (frame := websocket.recv_frame(1.0)) is not None and frame[0] != CLOSE:
         found.append(frame)
-    websocket.send_frame(CLOSE, b"\x03\xe8")
+    assert frame is not None, "the stream ended without a Close frame"
+    websocket.close_code = int.from_bytes(frame[1][:2], "big")
+    websocket.send_frame(CLOSE, frame[1][:2])
     return found
 
 
@@ -108,7 +110,8 @@ def test_mqtt5_6_0_0_1__control_frames_are_fine(server: Server) -> None:
     for frame in ((PONG, b"unasked"), (PING, b"before"), (PING, b""), (PING, b"x" * 125)):
         send_frames(client, (*frame, True))
     send_frames(
-        client, (BINARY, raw[:3], False), (PING, b"inside", True), (PONG, b"", True), (CONTINUATION, raw[3:], True)
+        client, (BINARY, raw[:3], False), (PING, b"inside", True), (PONG, b"", True),
+        (CONTINUATION, raw[3:], True),
     )  # fmt: skip
     for payload in (b"before", b"", b"x" * 125, b"inside"):
         assert websocket.recv_frame(1.0) == (PONG, payload)

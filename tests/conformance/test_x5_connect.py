@@ -108,9 +108,11 @@ def test_x5_10__the_timeout_is_a_setting(serve: Serve, timeout: float) -> None:
 
 
 def interval_told(server: Server, asked: int | None) -> object:
+    """Session Expiry Interval in the CONNACK, None if it is not there."""
     client = server.client()
     properties = {} if asked is None else {"session_expiry_interval": asked}
     connack = client.connect("c", **properties)
+    client.expect_nothing()
     client.disconnect()
     return connack.properties.get("session_expiry_interval")
 

@@ -125,7 +125,7 @@ const scenarios = {
       responseTopic: "answers",
       userProperties: { k: ["v", "w"] },
     };
-    await publisher.publishAsync("a/b", "{}", { qos: 2, properties: { ...properties, topicAlias: 1 } });
+    await publisher.publishAsync("a/b", "{}", { qos: 1, properties: { ...properties, topicAlias: 1 } });
     await publisher.publishAsync("", "{}", { qos: 1, properties: { topicAlias: 1 } });
     await publisher.publishAsync("a/b", "{}", { qos: 0 });
     const result = await found;
