@@ -118,8 +118,8 @@ class Limits(Section):
     maximum_topic_bytes: PositiveUInt16 = 65535  # bytes of a Topic Name or Topic Filter
     maximum_topic_levels: PositiveUInt16 = 128
     maximum_subscriptions: Positive = 10_000  # per session
-    maximum_user_properties: Count = 1000  # in one packet from a client
-    maximum_filters: Positive = 1000  # in one SUBSCRIBE or UNSUBSCRIBE
+    maximum_user_properties: Annotated[int, Between(0, 10_000)] = 1000  # in one packet from a client
+    maximum_filters: Annotated[int, Between(1, 10_000)] = 1000  # in one SUBSCRIBE or UNSUBSCRIBE
 
     outbound_receive_maximum: PositiveUInt16 = 1024  # unacknowledged QoS 1 and 2 PUBLISH to a client
     outbound_topic_alias_maximum: UInt16 = 64  # aliases we set toward a client that allows them

@@ -213,7 +213,8 @@ def _start(
     if limits.topic_alias_maximum and packet.version is Version.MQTT_5:
         client.aliases = InboundAliases(limits.topic_alias_maximum)
     window = min(properties.get("receive_maximum", 65535), limits.outbound_receive_maximum)
-    client.epoch = session.attach(client, window)
+    keeps_retain = packet.version is Version.MQTT_5 or client.bridge
+    client.epoch = session.attach(client, window, keeps_retain)
     core.clients[session.client_id] = client
     count_user(core, client.info.user_name, 1)
     client.phase = Phase.CONNECTED

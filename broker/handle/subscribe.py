@@ -77,6 +77,7 @@ async def _decide(
                 raise of_all
             subscription = await _allow(core, client, filters, packet, request)
         except MqttError as refusal:
+            _check_transient(client, refusal)
             decided.append(refusal)
         else:
             filters.add(subscription.topic_filter)
@@ -125,6 +126,13 @@ def _identifier_in_use(client: Client, session: Session, packet_id: int) -> Mqtt
     if client.version is not Version.MQTT_5:
         raise ProtocolError(f"identifier {packet_id} is held by a QoS 2 message")
     return PacketIdentifierInUse(f"identifier {packet_id} is held by a QoS 2 message")
+
+
+def _check_transient(client: Client, refusal: MqttError) -> None:
+    """We failed, and 3.x has no way to hear of it but the end of its connection [MQTT-4.8.0-2]."""
+    failed = refusal.reason == ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+    if failed and client.version is not Version.MQTT_5:
+        raise refusal
 
 
 def _too_many(core: Core, filters: Sequence[object]) -> MqttError | None:
@@ -259,6 +267,7 @@ async def handle_unsubscribe(core: Core, client: Client, packet: Unsubscribe) ->
                 raise of_all
             codes.append(await _unsubscribe(core, client, session, topic_filter))
         except MqttError as refusal:
+            _check_transient(client, refusal)
             refused = refused or refusal
             codes.append(_code(refusal, UNSUBACK_FAILURES))
     properties = client.explain(refused) if refused else NO_PROPERTIES
@@ -268,8 +277,9 @@ async def handle_unsubscribe(core: Core, client: Client, packet: Unsubscribe) ->
 async def _unsubscribe(core: Core, client: Client, session: Session, topic_filter: str) -> int:
     try:
         await core.hooks.on_unsubscribe(client.info, topic_filter)
-    except MqttError:
-        if client.version is Version.MQTT_5:
+    except MqttError as refusal:
+        failed = refusal.reason == ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+        if failed or client.version is Version.MQTT_5:
             raise  # 3.x could not be told: the subscription goes [B26]
     return ReasonCode.SUCCESS if _remove(core, session, topic_filter) else ReasonCode.NO_SUBSCRIPTION_EXISTED
 

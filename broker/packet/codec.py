@@ -52,7 +52,7 @@ from broker.packet.packets import (
     Unsubscribe,
 )
 from broker.packet.properties import Place, read_properties, write_properties
-from broker.packet.wire import TopicNames, read_string, read_uint8, string_bytes, write_string
+from broker.packet.wire import TopicNames, check_count, read_string, read_uint8, string_bytes, write_string
 
 # The Reason Codes each packet may carry in 5.0.
 _PUBLISH_CODES = frozenset({0x00, 0x10, 0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99})
@@ -190,6 +190,7 @@ def decode_subscribe(flags: int, body: bytes, dialect: Dialect) -> Subscribe:
         topic_filter, at = read_string(body, at, dialect.strings)
         options, at = read_uint8(body, at)
         requests.append(_subscribe_request(topic_filter, options, dialect.five))
+        check_count(len(requests))
     if not requests:
         raise ProtocolError("SUBSCRIBE without a topic filter")
     return Subscribe(packet_id, requests, properties)
@@ -252,6 +253,7 @@ def decode_unsubscribe(flags: int, body: bytes, dialect: Dialect) -> Unsubscribe
     while at < len(body):
         topic_filter, at = read_string(body, at, dialect.strings)
         topic_filters.append(topic_filter)
+        check_count(len(topic_filters))
     if not topic_filters:
         raise ProtocolError("UNSUBSCRIBE without a topic filter")
     return Unsubscribe(packet_id, topic_filters, properties)
@@ -408,6 +410,12 @@ def decode(
 
 def decode_body(packet_type: int, flags: int, body: bytes, dialect: Dialect) -> Packet:
     """As `decode`, for those that keep a Dialect."""
+    packet: Packet = check_header(packet_type, flags, dialect).decode(flags, body, dialect)
+    return packet
+
+
+def check_header(packet_type: int, flags: int, dialect: Dialect) -> Codec:
+    """The codec for this first byte; raises what is wrong with it, before anything else is looked at [B01]."""
     codec = CODECS.get(packet_type)  # type: ignore[call-overload]
     if codec is None or (packet_type == PacketType.AUTH and not dialect.five):
         raise MalformedPacket(f"packet type {packet_type}")
@@ -415,8 +423,7 @@ def decode_body(packet_type: int, flags: int, body: bytes, dialect: Dialect) -> 
         raise ProtocolError(f"{PacketType(packet_type).name} from the wrong side")
     if flags != codec.flags and codec.flags is not None:
         _check_flags(packet_type, flags, codec.flags, dialect)
-    packet: Packet = codec.decode(flags, body, dialect)
-    return packet
+    return codec
 
 
 def _check_flags(packet_type: int, flags: int, wanted: int, dialect: Dialect) -> None:

@@ -17,6 +17,7 @@ from broker.packet.wire import (
     UINT32,
     VARINT,
     DataType,
+    check_count,
     read_varint,
     varint_bytes,
 )
@@ -147,7 +148,9 @@ def _read_block(block: bytes, where: Place, strict: bool) -> Properties:
         if not row.valid(value):
             raise row.breach(f"{row.name} out of range")
         if where in row.repeats:
-            found.setdefault(row.name, []).append(value)
+            values = found.setdefault(row.name, [])
+            values.append(value)
+            check_count(len(values))
         elif row.name in found:
             raise ProtocolError(f"{row.name} appears twice")
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from broker.errors import MalformedPacket, MqttError, PacketTooLarge, ProtocolError
-from broker.packet.codec import decode_body, read_publish
+from broker.packet.codec import check_header, decode_body, read_publish
 from broker.packet.connect import read_protocol
 from broker.packet.dialect import MQTT_5, Dialect
 from broker.packet.enums import PacketType, Version
@@ -94,6 +94,7 @@ class PacketReader:
                     break
             end = start + length
             if end - at > limit:
+                check_header(first >> 4, first & 0x0F, self._dialect)
                 self._refuse_size(data[start : start + _PROTOCOL_BYTES], length)
                 self._needed = size - at + 1  # one byte more, and we look again
                 break

@@ -11,10 +11,12 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from broker.errors import MalformedPacket, TopicNameInvalid
+from broker.errors import MalformedPacket, QuotaExceeded, TopicNameInvalid
 
 VARINT_MAX = 268_435_455
 STRING_MAX = 65_535  # bytes, for strings and binary data
+
+REPEATS_MAX = 10_000  # filters, or properties of one name, in a packet: more would hold up everybody else
 
 # What a receiver may refuse [MQTT5 1.5.4]: control characters and the 66 non-characters.
 _LAST_OF_PLANES = "".join(chr(plane << 16 | last) for plane in range(17) for last in (0xFFFE, 0xFFFF))
@@ -29,6 +31,12 @@ class DataType(NamedTuple):
 
     read: Callable[[bytes, int, bool], tuple[Any, int]]
     write: Callable[[bytearray, Any], None]
+
+
+def check_count(count: int) -> None:
+    """Raises QuotaExceeded above REPEATS_MAX, so that no packet costs more than a moment."""
+    if count > REPEATS_MAX:
+        raise QuotaExceeded(f"more than {REPEATS_MAX} in one packet")
 
 
 def read_uint8(buffer: bytes, at: int, strict: bool = True) -> tuple[int, int]:

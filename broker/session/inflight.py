@@ -37,7 +37,8 @@ class Delivery:
     """One QoS 1 or 2 message on its way to one session.
 
     *share* is the full filter of the shared subscription that chose this session, or empty.
-    *counted* says that it holds a slot of the current connection's Receive Maximum.
+    *counted* says that it holds a slot of the current connection's Receive Maximum, *requested* that
+    it is a retained message which a SUBSCRIBE asked for: then *retain* holds for every version.
     """
 
     message: Message
@@ -48,6 +49,7 @@ class Delivery:
     packet_id: int = 0
     state: State = State.QUEUED
     counted: bool = False
+    requested: bool = False
 
 
 class Inflight:

@@ -74,6 +74,7 @@ class Session:
         "expiry_interval",
         "inflight",
         "info",
+        "keeps_retain",
         "link",
         "queue",
         "queued_bytes",
@@ -99,6 +100,7 @@ class Session:
         self.info: object = None  # ClientInfo of the latest connection, for the will's authorization
         self.user_name: str | None = None
         self.epoch = 0
+        self.keeps_retain = True  # the connected client knows Retain As Published
         self.disconnect_slow = False  # the queue is full and the setting says to disconnect
 
     @property
@@ -107,10 +109,15 @@ class Session:
 
     # ---- connections
 
-    def attach(self, link: Link, window: int) -> int:
-        """A connection takes the session over; its epoch. Nothing is sent before `pump`."""
+    def attach(self, link: Link, window: int, keeps_retain: bool = True) -> int:
+        """A connection takes the session over; its epoch. Nothing is sent before `pump`.
+
+        *keeps_retain* is False for 3.x, which knows no Retain As Published, whoever made the subscription.
+        """
         self.epoch += 1
+        self.keeps_retain = keeps_retain
         self.link = link
+        self.disconnect_slow = False  # a queue that filled up while nobody was connected
         self.ends_at = self.will_due = NEVER
         self.inflight.open(window)
         return self.epoch
@@ -132,7 +139,7 @@ class Session:
         link = self.link
         if qos == 0:
             if link is not None:
-                link.publish(message, 0, retain, subscription.identifiers)
+                link.publish(message, 0, retain and self.keeps_retain, subscription.identifiers)
                 return
             if not self.terms.queue_qos_0:
                 self.terms.dropped(self.client_id, message, "offline")
@@ -146,7 +153,7 @@ class Session:
         if qos == 0 and self.link is not None:
             self.link.publish(message, 0, True, identifiers)
         elif qos > 0:
-            self.keep(Delivery(message, qos, True, identifiers))
+            self.keep(Delivery(message, qos, True, identifiers, requested=True))
 
     def keep(self, delivery: Delivery) -> None:
         """Send *delivery* at once if its turn has come, else queue it."""
@@ -169,13 +176,17 @@ class Session:
         message = delivery.message
         if delivery.qos == 0:  # queued while offline
             self._release(delivery)
-            link.publish(message, 0, delivery.retain, delivery.identifiers)
+            link.publish(message, 0, self._retain(delivery), delivery.identifiers)
             return
         self.inflight.start(delivery)
-        sent = link.publish(message, delivery.qos, delivery.retain, delivery.identifiers, delivery.packet_id)
+        retain = self._retain(delivery)
+        sent = link.publish(message, delivery.qos, retain, delivery.identifiers, delivery.packet_id)
         if not sent:  # too large for this client: counts as completely sent [MQTT-3.1.2-25]
             self.inflight.finish(delivery)
             self._release(delivery)
+
+    def _retain(self, delivery: Delivery) -> bool:
+        return delivery.retain and (self.keeps_retain or delivery.requested)
 
     def _enqueue(self, delivery: Delivery) -> None:
         message, terms = delivery.message, self.terms
@@ -268,7 +279,12 @@ class Session:
         inflight.resend.popleft()
         inflight.count(delivery)
         if not link.publish(
-            delivery.message, delivery.qos, delivery.retain, delivery.identifiers, delivery.packet_id, True
+            delivery.message,
+            delivery.qos,
+            self._retain(delivery),
+            delivery.identifiers,
+            delivery.packet_id,
+            True,
         ):
             inflight.finish(delivery)
             self._release(delivery)

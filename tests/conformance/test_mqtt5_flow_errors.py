@@ -375,3 +375,21 @@ def test_mqtt5_4_13_2_1__failed_re_authentication(serve: Serve) -> None:
     client = server.connect("c", authentication_method="X-TEST", authentication_data=b"proof")
     client.send(wire.auth(0x19, {"authentication_method": "X-TEST", "authentication_data": b"bad"}))
     client.expect_close(0x87)
+
+
+def test_mqtt5_4_13_2_1__failures_in_other_packets_do_not_close(serve: Serve) -> None:
+    server = serve(hooks=[Policy(publish={"no": 0x87}, subscribe={"no": 0x87}, unsubscribe={"no": 0x87})])
+    client = server.connect("c")
+    for qos in (1, 2):
+        client.publish("no", b"x", qos, reason=0x87)
+    client.subscribe("no", granted=[0x87])
+    client.unsubscribe("no", reasons=[0x87])
+    client.release(9, reason=0x92)
+    client.subscribe("t", qos=2)
+    publish_numbers(server, 1, qos=1)
+    client.ack(client.expect("PUBLISH"), 0x80)
+    publish_numbers(server, 1, qos=2)
+    client.ack(client.expect("PUBLISH"), 0x99)
+    client.send(wire.pubcomp(9, 0x92), wire.pubrel(9, 0x92))
+    client.expect("PUBCOMP", packet_id=9, reason_code=0x92)
+    client.expect_nothing()

@@ -106,6 +106,21 @@ def test_mqtt5_4_8_2_2__the_name_ends_at_the_slash(server: Server) -> None:
 # --------------------------------------------------------------------------- deliveries
 
 
+def test_mqtt5_4_8_2_1__groups_and_ordinary_subscriptions_are_independent(server: Server) -> None:
+    """A copy for each group and one for the subscriptions that are not shared, to one client too."""
+    client = server.connect("c")
+    client.subscribe("t", "+", SHARED, "$share/h/t", "$share/g/+")
+    other = server.connect("d")
+    other.subscribe(SHARED)
+    publisher = server.connect("p")
+    for n in range(10):
+        publisher.publish("t", f"{n}")
+    mine, others = client.drain(), other.drain()
+    assert len(mine) + len(others) == 40 and len(others) == 5
+    counts = [sum(packet.payload == b"%d" % n for packet in mine) for n in range(10)]
+    assert sorted(counts) == [3] * 5 + [4] * 5
+
+
 @pytest.mark.parametrize("published", [0, 1, 2])
 def test_mqtt5_4_8_2_3__each_members_granted_qos(server: Server, published: int) -> None:
     members = [member(server, f"c{qos}", qos) for qos in (0, 1, 2)]
