@@ -137,6 +137,7 @@ def _fresh(core: Core, will: PendingWill) -> Message:
 async def sweep_sessions(core: Core, now: float) -> None:
     """Publish the wills and end the sessions that are due by *now*."""
     for session in core.sessions.due_wills(now):
-        await publish_will(core, session)
+        if session.will_due <= now:  # else its client came back while a hook let an earlier will wait
+            await publish_will(core, session)
     for session in core.sessions.clean_expired(now):
         await end_session(core, session)

@@ -9,6 +9,7 @@ from itertools import chain
 from broker.client import Client
 from broker.core import Core
 from broker.errors import (
+    ImplementationSpecificError,
     MqttError,
     PacketIdentifierInUse,
     ProtocolError,
@@ -130,8 +131,7 @@ def _identifier_in_use(client: Client, session: Session, packet_id: int) -> Mqtt
 
 def _check_transient(client: Client, refusal: MqttError) -> None:
     """We failed, and 3.x has no way to hear of it but the end of its connection [MQTT-4.8.0-2]."""
-    failed = refusal.reason == ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
-    if failed and client.version is not Version.MQTT_5:
+    if isinstance(refusal, ImplementationSpecificError) and client.version is not Version.MQTT_5:
         raise refusal
 
 
@@ -278,7 +278,7 @@ async def _unsubscribe(core: Core, client: Client, session: Session, topic_filte
     try:
         await core.hooks.on_unsubscribe(client.info, topic_filter)
     except MqttError as refusal:
-        failed = refusal.reason == ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+        failed = isinstance(refusal, ImplementationSpecificError)
         if failed or client.version is Version.MQTT_5:
             raise  # 3.x could not be told: the subscription goes [B26]
     return ReasonCode.SUCCESS if _remove(core, session, topic_filter) else ReasonCode.NO_SUBSCRIPTION_EXISTED

@@ -415,8 +415,8 @@ def decode_body(packet_type: int, flags: int, body: bytes, dialect: Dialect) -> 
 
 
 def check_header(packet_type: int, flags: int, dialect: Dialect) -> Codec:
-    """The codec for this first byte; raises what is wrong with it, before anything else is looked at [B01]."""
-    codec = CODECS.get(packet_type)  # type: ignore[call-overload]
+    """The codec for this first byte; raises what is wrong with it, before anything else [B01]."""
+    codec: Codec | None = CODECS.get(packet_type)  # type: ignore[call-overload]
     if codec is None or (packet_type == PacketType.AUTH and not dialect.five):
         raise MalformedPacket(f"packet type {packet_type}")
     if packet_type in (_ONLY_SERVERS if dialect.from_client else _ONLY_CLIENTS):

@@ -36,13 +36,13 @@ class Deadlines:
             heapq.heapify(self._heap)
 
     def pop_due(self, now: float) -> list[Session]:
-        """The sessions that are due. Costs only what is due, not what exists."""
-        found = []
+        """The sessions that are due, each once. Costs only what is due, not what exists."""
+        found: dict[Session, None] = {}  # several reminders of one session may be due
         while self._heap and self._heap[0][0] <= now:
             session = heapq.heappop(self._heap)[2]
             if self._when(session) <= now:
-                found.append(session)
-        return found
+                found[session] = None
+        return list(found)
 
 
 class SessionManager:
@@ -97,10 +97,7 @@ class SessionManager:
 
     def due_wills(self, now: float) -> list[Session]:
         """The sessions whose will is due; each is returned once."""
-        found = [session for session in self._wills.pop_due(now) if session.will is not None]
-        for session in found:
-            session.will_due = NEVER
-        return found
+        return [session for session in self._wills.pop_due(now) if session.will is not None]
 
     def clean_expired(self, now: float) -> list[Session]:
         """Forget the sessions whose life is over [MQTT-4.1.0-2]; each is returned once, still full.

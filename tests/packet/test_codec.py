@@ -13,6 +13,7 @@ from broker.errors import (
     MalformedPacket,
     MqttError,
     ProtocolError,
+    QuotaExceeded,
     TopicAliasInvalid,
     TopicNameInvalid,
     UnknownProtocol,
@@ -43,7 +44,7 @@ from broker.packet.packets import (
     Will,
 )
 from broker.packet.properties import Place
-from broker.packet.wire import TopicNames, read_binary, read_varint
+from broker.packet.wire import REPEATS_MAX, TopicNames, read_binary, read_varint
 from tests.packet import strategies as make
 
 V3, V4, V5 = Version.MQTT_3_1, Version.MQTT_3_1_1, Version.MQTT_5
@@ -695,3 +696,11 @@ def test_fit_keeps_its_limit_and_all_that_counts(version: Version, data: st.Data
         assert getattr(back, "reason_code", 0) == getattr(packet, "reason_code", 0)
         dropped = set(getattr(packet, "properties", ())) - set(getattr(back, "properties", ()))
         assert dropped <= {"reason_string", "user_property", "response_information", "server_reference"}
+
+
+@pytest.mark.parametrize(("first", "item"), [(8, "000161 00"), (10, "000161")])
+def test_the_number_of_filters_is_bounded(first: int, item: str) -> None:
+    body = bytes.fromhex("0001 00") + bytes.fromhex(item) * (REPEATS_MAX + 1)
+    with pytest.raises(QuotaExceeded):
+        decode(first, 2, body, Version.MQTT_5)
+    decode(first, 2, body[: -len(bytes.fromhex(item))], Version.MQTT_5)

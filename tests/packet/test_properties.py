@@ -8,10 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import MalformedPacket, MqttError, ProtocolError, ReasonCode, TopicAliasInvalid
+from broker.errors import (
+    MalformedPacket,
+    MqttError,
+    ProtocolError,
+    QuotaExceeded,
+    ReasonCode,
+    TopicAliasInvalid,
+)
 from broker.packet.packets import NO_PROPERTIES
 from broker.packet.properties import PROPERTIES, Place, Property, read_properties, write_properties
-from broker.packet.wire import BINARY, STRING, STRING_PAIR, UINT8, UINT16, UINT32, VARINT
+from broker.packet.wire import BINARY, REPEATS_MAX, STRING, STRING_PAIR, UINT8, UINT16, UINT32, VARINT
 from tests.packet import strategies as make
 
 SAMPLES: dict[Any, Any] = {
@@ -188,11 +195,16 @@ def test_user_properties_keep_their_order() -> None:
     assert read(bytes(out), Place.PUBLISH) == {"user_property": pairs}
 
 
-def test_many_user_properties_cost_linear_time() -> None:
-    pairs = [("key", "value")] * 50_000
+@pytest.mark.parametrize(("count", "fits"), [(REPEATS_MAX, True), (REPEATS_MAX + 1, False)])
+def test_the_number_of_user_properties_is_bounded(count: int, fits: bool) -> None:
+    pairs = [("key", "value")] * count
     out = bytearray()
     write_properties(out, {"user_property": pairs}, Place.PUBLISH)
-    assert read(bytes(out), Place.PUBLISH)["user_property"] == pairs
+    if fits:
+        assert read(bytes(out), Place.PUBLISH)["user_property"] == pairs
+    else:
+        with pytest.raises(QuotaExceeded):
+            read(bytes(out), Place.PUBLISH)
 
 
 @pytest.mark.parametrize("name", ["receive_maximum", "maximum_packet_size"])

@@ -167,10 +167,11 @@ class Sender:
         self.peer: Peer | None = None
         self.open: dict[int, Publish] = {}  # not acknowledged: to be sent again
         self.released: list[int] = []  # PUBREC seen, PUBCOMP not
+        self.deaf = False  # left an acknowledgement unread: those behind it wait for the next connection too
         self.next = 0
 
     async def connect(self) -> None:
-        self.peer = Peer(self.broker)
+        self.peer, self.deaf = Peer(self.broker), False
         await self.peer.connect("s", clean_start=False, properties=FOREVER)
         for packet in self.open.values():
             packet.dup = True
@@ -196,7 +197,8 @@ class Sender:
         self.peer.send_raw(b"\xc0\x00")
         taken = 0
         while type(packet := await self.peer.recv()).__name__ != "Pingresp":
-            if taken < count:
+            self.deaf = self.deaf or taken >= count
+            if not self.deaf:
                 self.take(packet)
             taken += 1
         return taken > 0
