@@ -18,7 +18,7 @@ from broker.config import VERSION, Config
 from broker.core import Core
 from broker.errors import BrokerError, MqttError, ProtocolError, ReasonCode, ServerShuttingDown
 from broker.gateway.local import LocalSubscription
-from broker.handle.disconnect import serve_client, sweep_sessions
+from broker.handle.disconnect import end_session, serve_client, sweep_sessions
 from broker.handle.dispatch import dispatcher
 from broker.hook.base import HookBase
 from broker.hook.hooks import Hooks
@@ -345,6 +345,19 @@ class Broker:
         task = self._connections.get(client)
         if task is not None and task is not asyncio.current_task():
             await asyncio.wait([task], timeout=self.config.capacity.grace_time)
+        return True
+
+    async def delete_session(self, client_id: str) -> bool:
+        """End the session of *client_id*, closing its connection first; False if there is none.
+
+        A pending will is published, shared messages go to other members.
+        """
+        session = self._core.sessions.get(client_id)
+        if session is None:
+            return False
+        await self.disconnect(client_id)
+        if self._core.sessions.get(client_id) is session and not session.connected:
+            await end_session(self._core, session)
         return True
 
     # ---- $SYS

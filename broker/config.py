@@ -169,6 +169,8 @@ class Protocol(Section):
     silent_refusal: bool = False  # close without CONNACK on bad credentials
     disallowed_code_points: Literal["reject", "accept"] = "reject"  # control characters and non-characters
     dollar_topics: Prefixes = ()  # prefixes like "$app/" that clients may publish to
+    authorize_will: Literal["publish", "connect"] = "publish"  # connect: ask on_publish at CONNECT as well
+    refused_filter_3_1: Literal["grant", "close"] = "grant"  # MQTT 3.1 has no refusal in SUBACK
     shared_subscriptions_3x: bool = True  # `$share/` for 3.x clients
     overlap: Literal["merge", "per_subscription"] = "merge"  # or one copy for each subscription
     validate_payload_format: bool = False  # check that UTF-8 payloads are

@@ -244,7 +244,7 @@ class Outbound:
                 break
             if not went_on:
                 self.flush()
-                if not self.blocked:
+                if not self._connection.pending():  # else the write loop sees to the socket first
                     await self._woken()
                 return
         await asyncio.sleep(0)

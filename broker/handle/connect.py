@@ -115,6 +115,8 @@ async def accept(core: Core, client: Client, packet: Connect, announcements: dic
     asked_for = packet.client_id
     await core.hooks.on_connect(client.info, packet)
     _check_anonymous(core, client)
+    if packet.will is not None and core.config.protocol.authorize_will == "connect":
+        await _authorize_will(core, client, packet)
     _check_room(core, client, packet)
     if not packet.client_id:
         packet.client_id = core.sessions.new_client_id()
@@ -132,6 +134,13 @@ async def accept(core: Core, client: Client, packet: Connect, announcements: dic
     else:
         await core.hooks.on_session_created(client.client_id)
     await core.hooks.on_connected(client.info)
+
+
+async def _authorize_will(core: Core, client: Client, packet: Connect) -> None:
+    """A will that could not be published now refuses the connection [B26]; it is asked about again later."""
+    will = will_of(packet)
+    assert will is not None
+    await core.hooks.on_publish(client.info, will.message)
 
 
 def _check_anonymous(core: Core, client: Client) -> None:

@@ -49,7 +49,7 @@ async def handle_subscribe(core: Core, client: Client, packet: Subscribe) -> Non
     granted: list[tuple[Subscription, bool]] = []
     for request, subscription in zip(packet.requests, decided, strict=True):
         if isinstance(subscription, MqttError):
-            codes.append(_refused_code(client, request, subscription))
+            codes.append(_refused_code(core, client, request, subscription))
         else:
             granted.append((subscription, _subscribe(core, session, subscription)))
             codes.append(subscription.qos)
@@ -183,10 +183,12 @@ def _check_filter(core: Core, client: Client, topic_filter: str) -> str:
     return share_name
 
 
-def _refused_code(client: Client, request: SubscribeRequest, refusal: MqttError) -> int:
+def _refused_code(core: Core, client: Client, request: SubscribeRequest, refusal: MqttError) -> int:
     """MQTT 3.1 has no failure in SUBACK: there a refused filter looks granted and is never delivered."""
     if client.version is not Version.MQTT_3_1:
         return _code(refusal, SUBACK_FAILURES)
+    if core.config.protocol.refused_filter_3_1 == "close":
+        raise refusal
     log.warning("filter %r of %r refused: %s", request.topic_filter, client.client_id, refusal)
     return request.qos
 

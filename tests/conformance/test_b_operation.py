@@ -893,11 +893,11 @@ def test_b19__shared_messages_go_where_they_fit(server: Server, qos: int) -> Non
         client.subscribe(f"$share/g/{topic}", qos=qos, subscription_identifier=268_435_455)
         client.auto_ack = True
     publisher = server.connect("p")
-    for size in range(1, 120):
+    for size in range(60, 110):
         for _ in range(2):
             publisher.publish(topic, b"x" * size, qos, user_property=[("é", "ü")] * 2)
     got = [len(packet.payload or b"") for client in (small, large) for packet in client.drain()]
-    assert sorted(got) == sorted([*range(1, 120)] * 2)
+    assert sorted(got) == sorted([*range(60, 110)] * 2)
 
 
 # =========================================================================== B28: WebSocket
@@ -1507,15 +1507,13 @@ COSTLY: dict[str, tuple[bytes, dict[str, Any] | int | None]] = {
     # a packet within the limits of MQTT, and the answer: its fields, a code of DISCONNECT, or none
     "levels": (wire.publish("/" * 65535), None),
     "levels of a filter": (wire.subscribe(1, "+/" * 32767), {"reason_codes": [0x8F]}),
-    "filters": (
-        wire.subscribe(1, *(f"{n}/+/#" for n in range(40_000))), {"reason_codes": [QUOTA_EXCEEDED] * 40_000}
-    ),
-    "one filter": (wire.subscribe(1, *["a/#"] * 50_000), {"reason_codes": [QUOTA_EXCEEDED] * 50_000}),
-    "unsubscribe": (
-        wire.unsubscribe(1, *(f"{n}" for n in range(60_000))), {"reason_codes": [0x80] * 60_000}
-    ),
-    "user properties": (wire.publish("t", properties=[(0x26, ("", ""))] * 100_000), QUOTA_EXCEEDED),
-    "identifiers": (wire.publish("t", properties=[(0x0B, 1)] * 200_000), 0x82),
+    "filters": (wire.subscribe(1, *map(str, range(10_000))), {"reason_codes": [QUOTA_EXCEEDED] * 10_000}),
+    "more filters": (wire.subscribe(1, *(f"{n}/+/#" for n in range(80_000))), QUOTA_EXCEEDED),
+    "one filter": (wire.subscribe(1, *["a/#"] * 150_000), QUOTA_EXCEEDED),
+    "unsubscribe": (wire.unsubscribe(1, *map(str, range(10_000))), {"reason_codes": [0x80] * 10_000}),
+    "more to unsubscribe": (wire.unsubscribe(1, *map(str, range(120_000))), QUOTA_EXCEEDED),
+    "user properties": (wire.publish("t", properties=[(0x26, ("", ""))] * 200_000), QUOTA_EXCEEDED),
+    "identifiers": (wire.publish("t", properties=[(0x0B, 1)] * 400_000), QUOTA_EXCEEDED),
     "large properties": (wire.puback(9, 0, [(0x26, ("k" * 60_000, "v" * 60_000))] * 8), None),
     "code points": (wire.publish("t", properties=[(0x03, "\u0001" * 65_000)]), 0x81),
     "tiny packets": (wire.publish("t", first=0x30) * 20_000, None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ def serve(
     loop_thread: LoopThread, certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Serve]:
     """`serve("tcp", "wss", hooks=[...], receive_maximum=5)` starts a broker with such listeners."""
-    brokers: list[Running] = []
+    brokers = ExitStack()
 
     def start(
         *schemes: str, hooks: Sequence[HookBase] = (), tls: Tls | None = None, **settings: Any
@@ -41,12 +42,12 @@ def serve(
         listen = tuple((LISTEN | unix)[scheme] for scheme in schemes or ("tcp",))
         base = Config(listen=listen, tls=tls or certificates.tls())
         config = configure(base, {"sweep_interval": 0.05, **settings})
-        brokers.append(Running(loop_thread, config, hooks))
-        return brokers[-1]
+        running = Running(loop_thread, config, hooks)
+        brokers.callback(running.close)
+        return running
 
-    yield start
-    for running in brokers:
-        running.close()
+    with brokers:
+        yield start
 
 
 @pytest.fixture

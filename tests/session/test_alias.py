@@ -20,7 +20,15 @@ def publish(topic_name: str, alias: int | None = None) -> Publish:
 
 def test_a_mapping_holds_until_it_is_replaced() -> None:
     aliases = InboundAliases(2)
-    steps = [("a", 1, "a"), ("", 1, "a"), ("b", 2, "b"), ("", 1, "a"), ("c", 1, "c"), ("", 1, "c"), ("", 2, "b")]
+    steps = [
+        ("a", 1, "a"),
+        ("", 1, "a"),
+        ("b", 2, "b"),
+        ("", 1, "a"),
+        ("c", 1, "c"),
+        ("", 1, "c"),
+        ("", 2, "b"),
+    ]
     for topic_name, alias, expected in steps:
         assert aliases.resolve(publish(topic_name, alias)) == expected
     assert aliases.resolve(publish("plain")) == "plain"

@@ -84,7 +84,9 @@ def test_a_legal_step(state: State, packet: PacketType, code: int, following: St
 def test_any_other_step_is_a_protocol_error_and_changes_nothing(state: State, packet: PacketType) -> None:
     inflight, made = at(state)
     for code in (0x00, 0x80):
-        with pytest.raises(ProtocolError, match=rf"{packet.name} for identifier {made.packet_id}.*{state.name}"):
+        with pytest.raises(
+            ProtocolError, match=rf"{packet.name} for identifier {made.packet_id}.*{state.name}"
+        ):
             inflight.acknowledge(made.packet_id, packet, code)
     assert (made.state, inflight.used, list(inflight.entries)) == (state, 1, [made.packet_id])
 

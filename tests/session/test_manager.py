@@ -219,7 +219,11 @@ MOVE = st.tuples(st.sampled_from("abcd"), st.sampled_from([5.0, 10.0, 15.0, 20.0
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.one_of(MOVE, st.tuples(st.just("clock"), st.sampled_from([4.0, 5.0, 12.0, 20.0]))), max_size=30))
+@given(
+    st.lists(
+        st.one_of(MOVE, st.tuples(st.just("clock"), st.sampled_from([4.0, 5.0, 12.0, 20.0]))), max_size=30
+    )
+)
 def test_deadlines_agree_with_a_dictionary(steps: list[tuple[str, float]]) -> None:
     manager, model = manager_with(*"abcd"), dict.fromkeys("abcd", NEVER)
     for name, when in steps:

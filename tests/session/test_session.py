@@ -316,7 +316,9 @@ def test_clear_gives_back_what_is_queued_sent_and_held() -> None:
 STEP = st.one_of(
     st.tuples(st.just("deliver"), st.integers(0, 2), st.integers(0, 40)),
     st.tuples(st.just("attach"), st.integers(1, 3), st.just(0)),
-    st.tuples(st.sampled_from(["detach", "pump", "take_shared", "take_unacknowledged", "clear"]), *[st.just(0)] * 2),
+    st.tuples(
+        st.sampled_from(["detach", "pump", "take_shared", "take_unacknowledged", "clear"]), *[st.just(0)] * 2
+    ),
     st.tuples(st.just("full"), st.integers(0, 1), st.just(0)),
     st.tuples(st.just("wait"), st.integers(1, 5), st.just(0)),
     st.tuples(st.just("acknowledge"), st.integers(0, 5), st.sampled_from([0, 0x80])),
@@ -420,7 +422,8 @@ def test_what_was_sent_once_does_not_expire() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expires_at", "now", "left"), [(10, 0, 10), (10, 0.5, 10), (10, 9.001, 1), (10, 10, 0), (10, 99, 0), (0, 0, 0)]
+    ("expires_at", "now", "left"),
+    [(10, 0, 10), (10, 0.5, 10), (10, 9.001, 1), (10, 10, 0), (10, 99, 0), (0, 0, 0)],
 )
 def test_the_remaining_seconds_are_rounded_up(expires_at: float, now: float, left: int) -> None:
     assert remaining(expires_at, now) == left
@@ -536,7 +539,9 @@ def test_attach_stops_every_deadline() -> None:
     assert (session.ends_at, session.will_due) == (NEVER, NEVER)
 
 
-@pytest.mark.parametrize(("interval", "ends"), [(0, 100.0), (60, 160.0), (FOR_EVER - 1, 100.0 + FOR_EVER - 1)])
+@pytest.mark.parametrize(
+    ("interval", "ends"), [(0, 100.0), (60, 160.0), (FOR_EVER - 1, 100.0 + FOR_EVER - 1)]
+)
 def test_when_a_session_ends(interval: int, ends: float) -> None:
     session = Bench().session
     session.expiry_interval = interval

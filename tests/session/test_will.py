@@ -18,7 +18,13 @@ def test_the_message_is_the_clients_and_the_delay_stays_behind() -> None:
     will = will_of(Connect("c", will=Will("t", b"bye", 2, True, properties)))
     assert will is not None
     made = will.message
-    assert (made.topic_name, made.payload, made.qos, made.retain, made.client_id) == ("t", b"bye", 2, True, "c")
+    assert (made.topic_name, made.payload, made.qos, made.retain, made.client_id) == (
+        "t",
+        b"bye",
+        2,
+        True,
+        "c",
+    )
     assert made.properties == {"content_type": "text/plain", "message_expiry_interval": 5}
     assert made.expires_at is None, "its life begins when it is published [B16]"
     assert will.delay == 30
