@@ -8,7 +8,7 @@ import logging
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -18,7 +18,7 @@ from broker.config import VERSION, Config
 from broker.core import Core
 from broker.errors import BrokerError, MqttError, ProtocolError, ReasonCode, ServerShuttingDown
 from broker.gateway.local import LocalSubscription
-from broker.handle.disconnect import end_session, serve_client, sweep_sessions
+from broker.handle.disconnect import due_work, end_session, serve_client
 from broker.handle.dispatch import dispatcher
 from broker.hook.base import HookBase
 from broker.hook.hooks import Hooks
@@ -74,6 +74,7 @@ class Broker:
         self._connections: dict[Client, asyncio.Task[None]] = {}
         self._addresses: Counter[str] = Counter()
         self._housekeeping: asyncio.Task[None] | None = None
+        self._background: set[asyncio.Task[None]] = set()  # wills and ends of sessions that wait for hooks
         self._stopping: asyncio.Event | None = None
         self._started = False
         self._local_ids = 0
@@ -178,7 +179,7 @@ class Broker:
             client.end(ServerShuttingDown("the broker is shutting down"), flush=True)
         clients, tasks = tuple(self._connections), tuple(self._connections.values())
         closing = [asyncio.create_task(client.wait_closed()) for client in clients]
-        waiting = [*tasks, *closing]
+        waiting = [*tasks, *closing, *self._background]
         if waiting:
             await asyncio.wait(waiting, timeout=grace)
         for client in clients:
@@ -229,15 +230,20 @@ class Broker:
         while True:
             await asyncio.sleep(self.config.capacity.sweep_interval)
             try:
-                await self.sweep()
+                self._begin_sweep()
             except Exception:
                 log.exception("unexpected error while looking at deadlines")
 
     async def sweep(self) -> None:
         """Look at every deadline now: Keep Alive, time-outs, wills, sessions, retained messages, `$SYS`.
 
-        Runs by itself every `capacity.sweep_interval` seconds, unless that is 0.
+        Runs by itself every `capacity.sweep_interval` seconds, unless that is 0. Returns when the wills and
+        the ends of sessions that were due are done, which may wait for hooks.
         """
+        await asyncio.gather(*self._begin_sweep())
+
+    def _begin_sweep(self) -> list[asyncio.Task[None]]:
+        """As `sweep`, without waiting: each will and each end that is due goes on by itself."""
         core, now = self._core, self._core.clock()
         for client in tuple(self._connections):
             client.check_deadlines(now)
@@ -245,12 +251,19 @@ class Broker:
             if session is not None and session.disconnect_slow and session.link is client:
                 session.disconnect_slow = False
                 client.end(MqttError("the session's queue is full", ReasonCode.QUOTA_EXCEEDED))
-        await sweep_sessions(core, now)
+        begun = [self._go_on(work) for work in due_work(core, now)]
         core.retained.clean_expired(now)
         interval = self.config.capacity.sys_interval
         if interval and now - self._sys_at >= interval:
             self._sys_at = now
             self._publish_sys()
+        return begun
+
+    def _go_on(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
 
     # ---- the embedded interface
 
@@ -303,6 +316,7 @@ class Broker:
         local = LocalSubscription(
             f"$local/{self._local_ids}",
             maximum,
+            self._core.budget,
             self._core.dropped,
             lambda subscriber: self._unsubscribe_local(subscriber, topic_filter),
         )
@@ -310,7 +324,8 @@ class Broker:
         self._core.tree.subscribe(local, subscription)
         if retained and not share_name:
             for message in (*self._sys_messages(bare), *self._core.retained.find(bare, self._core.clock())):
-                local.deliver(message, subscription)
+                if message is not None:
+                    local.deliver(message, subscription)
         return local
 
     def _unsubscribe_local(self, subscriber: LocalSubscription, topic_filter: str) -> None:

@@ -82,6 +82,7 @@ class Client:
         "aliases",
         "bridge",
         "connect_expiry_interval",
+        "counted_user",
         "dropped",
         "ending",
         "epoch",
@@ -132,6 +133,7 @@ class Client:
         )  # fmt: skip
         self.session: Session | None = None
         self.epoch = 0
+        self.counted_user: str | None = None  # the User Name that it counts for
         self.exchange: object = None  # the state of enhanced authentication, for its handler
         self.bridge = False
         self.keep_alive = 0  # seconds, in force

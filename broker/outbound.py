@@ -12,7 +12,7 @@ from broker.transport.base import Connection
 
 BURST = 256 * 1024  # bytes that may collect within one turn of the loop before they are written
 UNREAD_ACKS = 64 * 1024  # bytes of control packets for a socket that takes none: too many
-FEED = 64  # retained messages that one turn of the loop sends
+FEED = 64  # cost of the retained messages that one turn of the loop sends, one each
 
 
 class Outbound:
@@ -69,7 +69,7 @@ class Outbound:
         self._pending_seen = 0
         self._waker: asyncio.Future[None] | None = None
         self._unblocked: asyncio.Future[None] | None = None
-        self._feed: dict[str, Iterator[bool]] | None = None
+        self._feed: dict[str, Iterator[int]] | None = None
         self._closed = False
         self.blocked = False
         self.full = False
@@ -219,8 +219,8 @@ class Outbound:
 
     # ---- many retained messages: sent as the client takes them, never all at once
 
-    def feed(self, topic_filter: str, steps: Iterator[bool]) -> None:
-        """Run *steps* little by little; each puts one message, and gives False when it must wait first.
+    def feed(self, topic_filter: str, steps: Iterator[int]) -> None:
+        """Run *steps* little by little; each puts at most one message and gives its cost, or 0: not now.
 
         A later feed for the same filter takes the place of an earlier one.
         """
@@ -234,17 +234,19 @@ class Outbound:
         if self._feed:
             self._wake()
 
-    async def _send_feed(self, feed: dict[str, Iterator[bool]]) -> None:
+    async def _send_feed(self, feed: dict[str, Iterator[int]]) -> None:
         topic_filter, steps = next(iter(feed.items()))
-        for _ in range(FEED):
-            went_on = next(steps, None)
-            if went_on is None:
+        left = FEED
+        while left > 0:
+            cost = next(steps, None)
+            if cost is None:
                 if feed.get(topic_filter) is steps:
                     del feed[topic_filter]
                 break
-            if not went_on:
+            if cost == 0:
                 self.flush()
                 if not self._connection.pending():  # else the write loop sees to the socket first
                     await self._woken()
                 return
+            left -= cost
         await asyncio.sleep(0)

@@ -140,8 +140,8 @@ class Router:
             self._dropped(message.client_id, message, "retained_full" if full else "retained_failed")
             self.route(message)
 
-    async def find_retained(self, topic_filter: str) -> Iterator[Message]:
-        """The retained messages that match *topic_filter* and have not expired."""
+    async def find_retained(self, topic_filter: str) -> Iterator[Message | None]:
+        """The retained messages that match *topic_filter* and have not expired; see RetainedStore.find."""
         now = self._clock()
         if not self._hooks.keeps_retained:
             return self.retained.find(topic_filter, now)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 
 from broker.packet.message import Message
+from broker.store.budget import ByteBudget
 from broker.topic.shared import Turn
 from broker.topic.subscription import Subscription
 
@@ -16,18 +17,21 @@ class LocalSubscription:
     """Messages of one filter, as an async iterator: a Subscriber without a connection.
 
     Usable as an async context manager as well; leaving either ends the subscription. At most
-    *maximum* messages wait; a program that does not keep up loses the newest, counted as drops.
+    *maximum* messages wait, and their bytes count in *budget*; a program that does not keep up loses
+    the newest, counted as drops.
     """
 
     def __init__(
         self,
         client_id: str,
         maximum: int,
+        budget: ByteBudget,
         dropped: Callable[[str, Message | None, str], None],
         unsubscribe: Callable[[LocalSubscription], None],
     ) -> None:
         self.client_id = client_id
         self._maximum = maximum
+        self._budget = budget
         self._dropped = dropped
         self._unsubscribe = unsubscribe
         self._waiting: deque[Message] = deque()
@@ -38,9 +42,17 @@ class LocalSubscription:
         """Take *message* for the program; see topic.Subscriber."""
         if len(self._waiting) >= self._maximum:
             self._dropped(self.client_id, message, "queue_full")
-            return
-        self._waiting.append(message)
-        self._wake()
+        elif not self._budget.take(message.size):
+            self._dropped(self.client_id, message, "memory")
+        else:
+            self._waiting.append(message)
+            self._wake()
+
+    def _take(self) -> Message:
+        message = self._waiting.popleft()
+        if not self._closed:
+            self._budget.give(message.size)
+        return message
 
     def turn(self, message: Message, subscription: Subscription) -> int:
         """See topic.Subscriber."""
@@ -51,6 +63,7 @@ class LocalSubscription:
         if not self._closed:
             self._closed = True
             self._unsubscribe(self)
+            self._budget.give(sum(message.size for message in self._waiting))  # the program's, from now on
             self._wake()
 
     def _wake(self) -> None:
@@ -64,7 +77,7 @@ class LocalSubscription:
         try:
             while True:
                 while self._waiting:
-                    yield self._waiting.popleft()
+                    yield self._take()
                 if self._closed:
                     return
                 self._waker = asyncio.get_running_loop().create_future()

@@ -20,11 +20,16 @@ Accept = Callable[[Core, Client, Connect, dict[str, Any]], Awaitable[None]]
 
 @dataclass(slots=True)
 class Exchange:
-    """An exchange on its way. *packet* began it, None when re-authenticating; *accept* comes after it."""
+    """An exchange on its way. *packet* began it, None when re-authenticating; *accept* comes after it.
+
+    *claimed* is the User Name that the hook gives a connection which authenticates again: until the
+    exchange has succeeded it goes on under the old one.
+    """
 
     method: str
     packet: Connect | None = None
     accept: Accept | None = None
+    claimed: str | None = None
 
 
 async def begin_authentication(core: Core, client: Client, packet: Connect, accept: Accept) -> None:
@@ -56,8 +61,7 @@ async def handle_auth(core: Core, client: Client, packet: Auth) -> None:
 async def _step(core: Core, client: Client, properties: Properties) -> None:
     exchange = client.exchange
     assert isinstance(exchange, Exchange)
-    user_name = client.info.user_name
-    step = await core.hooks.on_auth(client.info, exchange.method, properties.get("authentication_data"))
+    step = await _ask(core, client, exchange, properties.get("authentication_data"))
     answer = _answer(core, client, exchange.method, step)
     if not step.done:
         client.send(Auth(ReasonCode.CONTINUE_AUTHENTICATION, answer))
@@ -66,21 +70,30 @@ async def _step(core: Core, client: Client, properties: Properties) -> None:
     if exchange.packet is not None and exchange.accept is not None:
         await exchange.accept(core, client, exchange.packet, _for_connack(answer))
     else:
-        await _re_authenticated(core, client, user_name)
+        await _re_authenticated(core, client, exchange.claimed)
         client.send(Auth(ReasonCode.SUCCESS, answer))
 
 
-async def _re_authenticated(core: Core, client: Client, user_name: str | None) -> None:
-    """The client, which was *user_name*, has proved itself again: see to what that changes [B24]."""
+async def _ask(core: Core, client: Client, exchange: Exchange, data: bytes | None) -> AuthStep:
+    """The hook's answer. A User Name that it sets while re-authenticating is kept apart for now."""
+    info, user_name = client.info, client.info.user_name
+    try:
+        return await core.hooks.on_auth(info, exchange.method, data)
+    finally:
+        if exchange.packet is None and info.user_name != user_name:
+            info.user_name, exchange.claimed = user_name, info.user_name
+
+
+async def _re_authenticated(core: Core, client: Client, claimed: str | None) -> None:
+    """The client has proved itself again, perhaps as another user: see to what that changes [B24]."""
     protocol = core.config.protocol
-    if client.info.user_name != user_name:
+    if claimed is not None:
         if protocol.re_authentication == "same_user":
-            client.info.user_name, refused = user_name, client.info.user_name
-            raise NotAuthorized(f"re-authentication as another user, {refused!r}")
-        count_user(core, user_name, -1)
-        count_user(core, client.info.user_name, 1)
+            raise NotAuthorized(f"re-authentication as another user, {claimed!r}")
+        client.info.user_name = claimed
+        count_user(core, client, claimed)
         if client.session is not None:
-            client.session.user_name = client.info.user_name
+            client.session.user_name = claimed
     if protocol.re_check_subscriptions:
         await check_subscriptions_again(core, client)
 

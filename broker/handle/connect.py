@@ -183,11 +183,12 @@ async def _session_for(core: Core, client: Client, packet: Connect) -> tuple[Ses
     session = sessions.get(packet.client_id)
     if session is not None and session.will_due <= core.clock():
         await publish_will(core, session)  # due before the next look at deadlines
-    if session is not None and (packet.clean_start or session.ends_at <= core.clock()):
+    over = session is not None and session.ends_at <= core.clock()
+    if session is not None and not over and _is_of_another_user(core, session, client):
+        raise NotAuthorized("the session belongs to another user")
+    if session is not None and (over or packet.clean_start):
         await end_session(core, session)
         session = None
-    if session is not None and _is_of_another_user(core, session, client):
-        raise NotAuthorized("the session belongs to another user")
     if session is not None:
         return session, True
     if len(sessions) >= core.config.capacity.maximum_sessions:
@@ -225,7 +226,7 @@ def _start(
     keeps_retain = packet.version is Version.MQTT_5 or client.bridge
     client.epoch = session.attach(client, window, keeps_retain)
     core.clients[session.client_id] = client
-    count_user(core, client.info.user_name, 1)
+    count_user(core, client, client.info.user_name)
     client.phase = Phase.CONNECTED
     client.info.authenticated = True
     client.info.password = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Coroutine
+from typing import Any
 
 from broker.client import Client
 from broker.core import Core
@@ -63,7 +65,7 @@ async def leave(core: Core, client: Client) -> None:
     client.left = True
     if core.clients.get(session.client_id) is client:
         del core.clients[session.client_id]
-    count_user(core, client.info.user_name, -1)
+    count_user(core, client, None)
     if not session.detach(client.epoch):
         return
     if client.normal:
@@ -74,12 +76,15 @@ async def leave(core: Core, client: Client) -> None:
         await _keep_session(core, session)
 
 
-def count_user(core: Core, user_name: str | None, change: int) -> None:
-    """One more (1) or one less (-1) client of *user_name* is connected."""
+def count_user(core: Core, client: Client, user_name: str | None) -> None:
+    """*client* counts as one of *user_name* from now on; None: of nobody."""
+    before, client.counted_user = client.counted_user, user_name
     if user_name is not None:
-        core.users[user_name] += change
-        if not core.users[user_name]:
-            del core.users[user_name]
+        core.users[user_name] += 1
+    if before is not None:
+        core.users[before] -= 1
+        if not core.users[before]:
+            del core.users[before]
 
 
 async def _keep_session(core: Core, session: Session) -> None:
@@ -134,10 +139,12 @@ def _fresh(core: Core, will: PendingWill) -> Message:
     return will.message.with_(expires_at=core.clock() + interval)
 
 
-async def sweep_sessions(core: Core, now: float) -> None:
-    """Publish the wills and end the sessions that are due by *now*."""
-    for session in core.sessions.due_wills(now):
-        if session.will_due <= now:  # else its client came back while a hook let an earlier will wait
-            await publish_will(core, session)
-    for session in core.sessions.clean_expired(now):
-        await end_session(core, session)
+def due_work(core: Core, now: float) -> list[Coroutine[Any, Any, None]]:
+    """What is due by *now*: wills to publish and sessions to end. Each may wait for hooks of its own."""
+    wills = [_publish_due_will(core, session, now) for session in core.sessions.due_wills(now)]
+    return [*wills, *(end_session(core, session) for session in core.sessions.clean_expired(now))]
+
+
+async def _publish_due_will(core: Core, session: Session, now: float) -> None:
+    if session.will_due <= now:  # else its client came back just now
+        await publish_will(core, session)

@@ -32,7 +32,8 @@ log = logging.getLogger("broker.client")
 
 SUBACK_FAILURES = frozenset({0x80, 0x83, 0x87, 0x8F, 0x91, 0x97, 0x9E, 0xA1, 0xA2})
 UNSUBACK_FAILURES = frozenset({0x80, 0x83, 0x87, 0x8F, 0x91})
-AT_ONCE = 256  # retained messages that are sent before anything else may come between
+AT_ONCE = 256  # retained messages that a SUBSCRIBE sends before anything else may come between
+SEARCH = 16  # what a stretch of the search without a match costs, in messages
 
 
 async def handle_subscribe(core: Core, client: Client, packet: Subscribe) -> None:
@@ -56,8 +57,9 @@ async def handle_subscribe(core: Core, client: Client, packet: Subscribe) -> Non
     found = [await _retained_for(core, session, *grant) for grant in granted]
     refused = next((error for error in decided if isinstance(error, MqttError)), None)
     client.send(Suback(packet.packet_id, codes, client.explain(refused) if refused else NO_PROPERTIES))
+    left = AT_ONCE
     for (subscription, _), messages in zip(granted, found, strict=True):
-        _send_retained(core, client, session, subscription, messages)
+        left = _send_retained(core, client, session, subscription, messages, left)
 
 
 def _subscribe(core: Core, session: Session, subscription: Subscription) -> bool:
@@ -202,7 +204,7 @@ def _code(refusal: MqttError, allowed: frozenset[int]) -> int:
 
 async def _retained_for(
     core: Core, session: Session, subscription: Subscription, existed: bool
-) -> Iterator[Message]:
+) -> Iterator[Message | None]:
     """The retained messages that this SUBSCRIBE brings, by Retain Handling [MQTT-3.3.1-9 to -11]."""
     handling = subscription.retain_handling
     if subscription.share_name or handling == 2 or (handling == 1 and existed):
@@ -214,35 +216,50 @@ async def _retained_for(
 
 
 def _send_retained(
-    core: Core, client: Client, session: Session, subscription: Subscription, messages: Iterator[Message]
-) -> None:
-    """A first part at once, so that retained comes before live; a long rest as the client takes it."""
+    core: Core,
+    client: Client,
+    session: Session,
+    subscription: Subscription,
+    messages: Iterator[Message | None],
+    left: int,
+) -> int:
+    """A first part at once, so that retained comes before live; a long rest as the client takes it.
+
+    *left* is what the whole SUBSCRIBE may still cost at once; gives what of it is left then.
+    """
     steps = _steps(core, client, session, subscription, messages)
-    for _ in range(AT_ONCE):
-        went_on = next(steps, None)
-        if went_on is None:
-            return
-        if not went_on:
+    while left > 0:
+        cost = next(steps, None)
+        if cost is None:
+            return left
+        if cost == 0:
             break
+        left -= cost
     client.outbound.feed(subscription.topic_filter, steps)
+    return left
 
 
 def _steps(
-    core: Core, client: Client, session: Session, subscription: Subscription, messages: Iterator[Message]
-) -> Iterator[bool]:
-    """Send one message a step: True. False: the client must take something first."""
+    core: Core,
+    client: Client,
+    session: Session,
+    subscription: Subscription,
+    messages: Iterator[Message | None],
+) -> Iterator[int]:
+    """Send at most one message a step, and give what that cost; 0: the client must take something first."""
     client_id, topic_filter = session.client_id, subscription.topic_filter
     for message in messages:
-        if subscription.no_local and message.client_id == client_id:
+        if message is None or (subscription.no_local and message.client_id == client_id):
+            yield SEARCH if message is None else 1
             continue
         while session.link is client and _must_wait(client, session, min(message.qos, subscription.qos)):
-            yield False
+            yield 0
         if session.link is not client or topic_filter not in session.subscriptions:
             return
         allowed = core.router.inspected(client_id, message)
         if allowed is not None:
             session.deliver_retained(allowed, subscription.qos, subscription.identifiers)
-        yield True
+        yield 1
 
 
 def _must_wait(client: Client, session: Session, qos: int) -> bool:

@@ -187,11 +187,25 @@ class Hooks:
     # ---- how a method is called
 
     async def _call(self, method: Method, *args: Any) -> Any:
-        result = method.call(*args)
-        if not inspect.isawaitable(result):
-            return result
-        async with asyncio.timeout(self._timeout):
-            return await result
+        """Call *method*, and wait for it no longer than the time-out.
+
+        Cancellation is ours alone: a hook that swallows it does not keep its client alive, and a hook
+        that lets one escape which nobody asked for (of a task of its own, say) has failed.
+        """
+        task = asyncio.current_task()
+        before = task.cancelling() if task is not None else 0
+        try:
+            result = method.call(*args)
+            if inspect.isawaitable(result):
+                async with asyncio.timeout(self._timeout):
+                    result = await result
+        except asyncio.CancelledError as error:
+            if task is None or task.cancelling() > before:
+                raise
+            raise RuntimeError("the hook was cancelled from inside") from error
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
+        return result
 
     async def _decide(self, method: Method, *args: Any) -> Any:
         try:

@@ -23,11 +23,11 @@ class RetainedStore(Protocol):
     def delete(self, topic_name: str) -> None:
         """Forget the message of *topic_name*, if there is one."""
 
-    def find(self, topic_filter: str, now: float) -> Iterator[Message]:
-        """Every message that matches and has not expired by *now*.
+    def find(self, topic_filter: str, now: float) -> Iterator[Message | None]:
+        """Every message that matches and has not expired by *now*; None after a stretch without a match.
 
-        Lazy, and safe against changes between two steps. A message that was put after the call is
-        not given: it reaches a subscriber as a live one.
+        A step costs little, whatever the filter, and it is safe against changes between two steps. A
+        message that was put after the call is not given: it reaches a subscriber as a live one.
         """
 
     def clean_expired(self, now: float) -> int:

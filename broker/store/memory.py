@@ -73,14 +73,19 @@ class MemoryRetainedStore:
             self.size -= old[1].size
             self._budget.give(old[1].size)
 
-    def find(self, topic_filter: str, now: float) -> Iterator[Message]:
+    def find(self, topic_filter: str, now: float) -> Iterator[Message | None]:
         """Every match; see RetainedStore."""
         return self._find(topic_filter, now, self._changes)
 
-    def _find(self, topic_filter: str, now: float, newest: int) -> Iterator[Message]:
-        for _, (number, message) in self._index.find(topic_filter):
-            if number <= newest and (message.expires_at is None or message.expires_at > now):
-                yield message
+    def _find(self, topic_filter: str, now: float, newest: int) -> Iterator[Message | None]:
+        for stretch in self._index.slices(topic_filter):
+            for topic_name, _ in stretch:
+                number, message = self._index.get(topic_name) or (newest + 1, None)
+                if message is None or number > newest:
+                    continue  # changed since: a subscriber has it as a live one
+                if message.expires_at is None or message.expires_at > now:
+                    yield message
+            yield None
 
     def clean_expired(self, now: float) -> int:
         """Delete what has expired by *now*; how many. Costs nothing when nothing has."""

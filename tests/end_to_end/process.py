@@ -68,5 +68,7 @@ def daemon(*flags: str, **environ: str) -> Iterator[Daemon]:
     finally:
         running.process.kill()
         running.process.wait()
+        for reader in running.readers:
+            reader.join(WAIT)
         for pipe in (running.process.stdout, running.process.stderr):
             pipe.close()
