@@ -44,6 +44,7 @@ from broker.transport.tls import server_context
 
 log = logging.getLogger("broker")
 
+OVERHEAD = 300  # bytes that the objects around a message or a subscription take, about
 OVERFLOW = 64  # connections above the maximum that are still read, so that CONNACK can say why
 
 
@@ -123,11 +124,12 @@ class Broker:
             self._listeners.append(listener)
 
     async def _abandon(self) -> None:
+        self._started = False
         for listener in self._listeners:
             await listener.stop()
         self._listeners.clear()
+        await self._drain()  # who came in through the first ones meanwhile
         await self._core.hooks.stop()
-        self._started = False
 
     async def serve(self) -> None:
         """Run until cancelled or `request_stop`; then stop in order. Starts first if need be."""
@@ -155,38 +157,35 @@ class Broker:
         self.request_stop()
         for listener in self._listeners:
             await listener.stop()
-        await self._drain()
         if self._housekeeping is not None:
             self._housekeeping.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._housekeeping
+        await self._drain()
         self._listeners.clear()
         await self._core.hooks.stop()
         log.info("stopped")
 
     async def _drain(self) -> None:
-        """End every connection; those that are not gone after the grace time are dropped.
-
-        First those whose socket is slow get their time to take what is queued.
-        """
-        grace = self.config.capacity.grace_time
-        slow = [asyncio.create_task(c.outbound.drained()) for c in self._connections if c.outbound.blocked]
-        if slow:
-            await asyncio.wait(slow, timeout=grace)
-            for task in slow:
+        """End every connection; those that are not gone after the grace time are dropped."""
+        clients = tuple(self._connections)
+        leaving = [asyncio.create_task(self._let_go(client)) for client in clients]
+        waiting = [*self._connections.values(), *leaving, *self._background]
+        try:
+            if waiting:
+                await asyncio.wait(waiting, timeout=self.config.capacity.grace_time)
+        finally:
+            for client in clients:
+                client.abort(ServerShuttingDown("the grace time is over"))
+            for task in waiting:
                 task.cancel()
-        for client in tuple(self._connections):
-            client.end(ServerShuttingDown("the broker is shutting down"), flush=True)
-        clients, tasks = tuple(self._connections), tuple(self._connections.values())
-        closing = [asyncio.create_task(client.wait_closed()) for client in clients]
-        waiting = [*tasks, *closing, *self._background]
-        if waiting:
-            await asyncio.wait(waiting, timeout=grace)
-        for client in clients:
-            client.abort(ServerShuttingDown("the grace time is over"))
-        for task in waiting:
-            task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def _let_go(self, client: Client) -> None:
+        """Say goodbye, to one whose socket is slow after it has taken what is queued."""
+        await client.outbound.drained()
+        client.end(ServerShuttingDown("the broker is shutting down"), flush=True)
+        await client.wait_closed()
 
     async def __aenter__(self) -> Broker:
         await self.start()
@@ -371,8 +370,9 @@ class Broker:
         if session is None:
             return False
         await self.disconnect(client_id)
-        if self._core.sessions.get(client_id) is session and not session.connected:
-            await end_session(self._core, session)
+        async with self._core.turns.of(client_id):
+            if not session.connected:
+                await end_session(self._core, session)
         return True
 
     # ---- $SYS
@@ -454,6 +454,7 @@ def _assemble(
         clock=clock,
         budget=budget,
         dropped=dropped,
+        overhead=OVERHEAD,
         maximum_queued_messages=limits.maximum_queued_messages,
         maximum_queued_bytes=limits.maximum_queued_bytes,
         queue_full=limits.queue_full,

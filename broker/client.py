@@ -87,6 +87,7 @@ class Client:
         "ending",
         "epoch",
         "exchange",
+        "greeting",
         "handling",
         "info",
         "keep_alive",
@@ -119,6 +120,7 @@ class Client:
         self.normal = False  # the client said DISCONNECT 0x00
         self.left = False
         self.handling = False
+        self.greeting: asyncio.Task[None] | None = None  # the hooks that are told of the connection
         self.accepted_at = self.last_packet_at = terms.clock()
         self.partial_since: float | None = None
         self.reader = PacketReader(
@@ -289,6 +291,8 @@ class Client:
             self.outbound.flush()
             self.phase = Phase.GONE
         self.outbound.close()
+        if self.aliases is not None:
+            self.aliases.clear()
         self._connection.close()
 
     async def wait_closed(self) -> None:

@@ -69,7 +69,7 @@ class Outbound:
         self._pending_seen = 0
         self._waker: asyncio.Future[None] | None = None
         self._unblocked: asyncio.Future[None] | None = None
-        self._feed: dict[str, Iterator[int]] | None = None
+        self._feed: dict[str, list[Iterator[int]]] | None = None
         self._closed = False
         self.blocked = False
         self.full = False
@@ -219,28 +219,40 @@ class Outbound:
 
     # ---- many retained messages: sent as the client takes them, never all at once
 
+    @property
+    def feeding(self) -> bool:
+        """Whether a feed is on its way: another one must not begin, only wait."""
+        return bool(self._feed)
+
     def feed(self, topic_filter: str, steps: Iterator[int]) -> None:
         """Run *steps* little by little; each puts at most one message and gives its cost, or 0: not now.
 
-        A later feed for the same filter takes the place of an earlier one.
+        Feeds take their turns one after the other, and those that wait have not begun: a walk through
+        the retained messages holds memory only while it runs.
         """
         if self._feed is None:
             self._feed = {}
-        self._feed[topic_filter] = steps
+        self._feed.setdefault(topic_filter, []).append(steps)
         self._wake()
+
+    def end_feed(self, topic_filter: str) -> None:
+        """What *topic_filter* was to bring is out of date."""
+        if self._feed:
+            self._feed.pop(topic_filter, None)
 
     def resume_feed(self) -> None:
         """Something was acknowledged: a feed that waits may go on."""
         if self._feed:
             self._wake()
 
-    async def _send_feed(self, feed: dict[str, Iterator[int]]) -> None:
-        topic_filter, steps = next(iter(feed.items()))
+    async def _send_feed(self, feed: dict[str, list[Iterator[int]]]) -> None:
+        topic_filter, waiting = next(iter(feed.items()))
         left = FEED
-        while left > 0:
-            cost = next(steps, None)
+        while left > 0 and feed.get(topic_filter) is waiting:
+            cost = next(waiting[0], None)
             if cost is None:
-                if feed.get(topic_filter) is steps:
+                waiting.pop(0)
+                if not waiting and feed.get(topic_filter) is waiting:
                     del feed[topic_filter]
                 break
             if cost == 0:

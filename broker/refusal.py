@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from broker.config import Protocol
@@ -14,6 +15,9 @@ from broker.errors import (
 from broker.packet.codec import fit
 from broker.packet.enums import Version
 from broker.packet.packets import Connack, Disconnect
+from broker.packet.properties import Place, property_block
+
+log = logging.getLogger("broker.hook")
 
 # Return Codes of CONNACK in 3.x [MQTT3 3.2.2.3]; a Reason Code that is not here closes without one.
 RETURN_CODES = {
@@ -46,7 +50,20 @@ def explain(error: MqttError, protocol: Protocol) -> dict[str, Any]:
         properties["reason_string"] = text
     if error.user_properties:
         properties["user_property"] = list(error.user_properties)
-    return properties
+    return sendable(properties, Place.CONNACK)
+
+
+def sendable(properties: dict[str, Any], place: Place) -> dict[str, Any]:
+    """*properties*, which a program gave, without those that no packet can carry."""
+    found = {}
+    for name, value in properties.items():
+        try:
+            property_block({name: value}, place)
+        except (AttributeError, TypeError, ValueError, KeyError) as error:
+            log.error("%s %.200r cannot be sent: %s", name, value, error)
+        else:
+            found[name] = value
+    return found
 
 
 def connack_refusal(
@@ -90,5 +107,5 @@ def _reason(
     reason = error.reason if error.reason in allowed else ReasonCode.UNSPECIFIED_ERROR
     properties = explain(error, protocol)
     if error.server_reference and reason in WITH_REFERENCE:
-        properties["server_reference"] = error.server_reference
+        properties |= sendable({"server_reference": error.server_reference}, Place.CONNACK)
     return reason, properties

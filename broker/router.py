@@ -9,7 +9,7 @@ from broker.errors import MqttError, ReasonCode
 from broker.hook.hooks import Hooks
 from broker.packet.message import Message
 from broker.store.base import RetainedStore
-from broker.topic.shared import Choice
+from broker.topic.shared import Choice, SharedGroup
 from broker.topic.subscription import Subscriber, Subscription
 from broker.topic.tree import SubscriptionTree
 
@@ -88,6 +88,8 @@ class Router:
         changed = self._hooks.on_publish_deliver(client_id, message)
         if changed is None:
             self._dropped(client_id, message, "hook_failed")
+        elif changed is not message:
+            changed.original = message
         return changed
 
     def matches(self, topic_name: str) -> bool:
@@ -101,14 +103,23 @@ class Router:
         *deliveries* have `message` and `share`, the full filter of the group. Nobody to take one: dropped.
         """
         for delivery in deliveries:
+            message = delivery.message.original or delivery.message
             group = self.tree.group(delivery.share)
-            chosen = group.choose(delivery.message, leaver) if group is not None else None
-            if chosen is None and group is not None and leaver in group:
-                chosen = next((pair for pair in group if pair[0] is leaver), None)
-            if chosen is None:
-                self._dropped(leaver.client_id, delivery.message, "no_shared_member")
+            chosen = group.choose(message, leaver) if group is not None else None
+            if message.expires_at is not None and message.expires_at <= self._clock():
+                self._dropped(leaver.client_id, message, "expired")
+            elif chosen is not None:
+                self._inspect(chosen[0], message, chosen[1])
             else:
-                self._inspect(chosen[0], delivery.message, chosen[1])
+                self._give_back(leaver, delivery.message, group)
+
+    def _give_back(self, leaver: Subscriber, message: Message, group: SharedGroup[Any] | None) -> None:
+        """Nobody else can take it: *leaver* keeps it if it is a member still."""
+        mine = next((pair for pair in group if pair[0] is leaver), None) if group is not None else None
+        if mine is None:
+            self._dropped(leaver.client_id, message, "no_shared_member")
+        else:
+            leaver.deliver(message, mine[1])
 
     # ---- retained messages
 

@@ -145,4 +145,10 @@ async def settle(broker: Broker, client_id: str) -> None:
     raise AssertionError(f"{client_id} is still connected")
 
 
-__all__ = ["NO_PROPERTIES", "Clock", "Peer", "memory_broker", "run_async", "settle"]
+def message_bytes(broker: Broker) -> int:
+    """What messages take of the byte budget: all of it but what sessions take by being there."""
+    core = broker._core
+    return core.budget.used - sum(session.fixed_bytes for session in core.sessions)
+
+
+__all__ = ["NO_PROPERTIES", "Clock", "Peer", "memory_broker", "message_bytes", "run_async", "settle"]

@@ -363,14 +363,14 @@ class Feeding:
         self.asked = 0
         self.wait = False
 
-    def __iter__(self) -> Iterator[bool]:
+    def __iter__(self) -> Iterator[int]:
         while self.given < self.count:
             while self.wait:
                 self.asked += 1
-                yield False
+                yield 0
             self.bench.outbound.put(b"%s%d;" % (self.name.encode(), self.given))
             self.given += 1
-            yield True
+            yield 1
 
     def start(self, topic_filter: str | None = None) -> Feeding:
         self.bench.outbound.feed(topic_filter or self.name, iter(self))
@@ -390,6 +390,22 @@ async def test_a_feed_is_sent_little_by_little_and_others_run_between() -> None:
         await turns()
         assert bench.wire.sent() == b"".join(b"a%d;" % number for number in range(10 * FEED))
         assert not bench.outbound._feed
+
+
+@run_async
+async def test_dear_steps_count_for_more() -> None:
+    async with running() as bench:
+        given = 0
+
+        def dear() -> Iterator[int]:
+            nonlocal given
+            for given in range(1, 1001):  # noqa: B007
+                yield FEED // 4
+
+        bench.outbound.feed("a", dear())
+        for turn in range(1, 50):
+            await turns(1)
+            assert given <= 4 * turn
 
 
 @run_async
@@ -434,11 +450,11 @@ async def test_a_feed_does_not_fill_a_socket_that_takes_no_more() -> None:
 async def test_a_socket_that_is_stuck_while_a_feed_waits_is_noticed() -> None:
     async with running(send_timeout=30) as bench:
 
-        def one_and_wait() -> Iterator[bool]:
+        def one_and_wait() -> Iterator[int]:
             bench.outbound.put(b"unread")
-            yield True
+            yield 1
             while True:
-                yield False
+                yield 0
 
         bench.wire.stuck = True
         bench.outbound.feed("a", one_and_wait())
@@ -447,11 +463,12 @@ async def test_a_socket_that_is_stuck_while_a_feed_waits_is_noticed() -> None:
 
 
 @run_async
-async def test_a_later_feed_for_the_same_filter_takes_the_place_of_the_earlier_one() -> None:
+async def test_a_feed_that_is_out_of_date_ends() -> None:
     async with running() as bench:
         old = Feeding(bench, "old", 10 * FEED).start("a/#")
         await turns(3)
         given = old.given
+        bench.outbound.end_feed("a/#")
         new = Feeding(bench, "new", 5).start("a/#")
         await turns(10)
         assert 0 < given == old.given < old.count
@@ -490,8 +507,8 @@ async def test_a_feed_ends_with_its_connection() -> None:
 
 @run_async
 async def test_an_exception_in_a_step_ends_the_write_loop() -> None:
-    def failing() -> Iterator[bool]:
-        yield True
+    def failing() -> Iterator[int]:
+        yield 1
         raise RuntimeError("boom")
 
     bench = Bench()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -9,6 +10,7 @@ from broker.client import Client, Phase
 from broker.core import Core
 from broker.errors import (
     ClientIdentifierNotValid,
+    ImplementationSpecificError,
     MqttError,
     NotAuthorized,
     PayloadFormatInvalid,
@@ -25,13 +27,18 @@ from broker.handle.disconnect import count_user, end_session, leave, publish_wil
 from broker.handle.publish import check_publish_topic, check_user_properties, is_utf8
 from broker.packet.enums import Version
 from broker.packet.packets import Connack, Connect, Will
+from broker.packet.properties import Place, property_block
 from broker.packet.reader import MAXIMUM_PACKET_SIZE
+from broker.refusal import sendable
 from broker.session.alias import InboundAliases
 from broker.session.session import Session
-from broker.session.will import will_of
+from broker.session.will import PendingWill, will_of
 from broker.topic.name import check_topic_name
 
 log = logging.getLogger("broker.client")
+
+ASSIGNED = "assigned_client_identifier"
+SESSION_OVERHEAD = 3000  # bytes that a session and its tables take in the budget, about
 
 
 async def handle_connect(core: Core, client: Client, packet: Connect) -> None:
@@ -121,19 +128,49 @@ async def accept(core: Core, client: Client, packet: Connect, announcements: dic
     if not packet.client_id:
         packet.client_id = core.sessions.new_client_id()
     if packet.client_id != asked_for:
+        _check_given(packet.client_id)
         client.info.client_id = packet.client_id
-        announcements["assigned_client_identifier"] = packet.client_id
+        announcements[ASSIGNED] = packet.client_id
+    will = _will(core, packet)
     async with core.turns.of(packet.client_id):
-        await _take_over(core, client, packet)
-        if client.phase is Phase.GONE:
-            return
+        before = await _take_over(core, client, packet)
         session, present = await _session_for(core, client, packet)
-        _start(core, client, packet, session, present, announcements)
+        _start(core, client, packet, session, present, will, announcements)
+    if core.hooks.greets:
+        # A takeover ends this connection, but not what the hooks are owed about it.
+        client.greeting = asyncio.create_task(_greet(core, client, present, before))
+        await asyncio.shield(client.greeting)
+
+
+async def _greet(core: Core, client: Client, present: bool, before: asyncio.Task[None] | None) -> None:
+    """Tell the hooks; what they are still being told of the connection *before* comes first."""
+    if before is not None:
+        await before
     if present:
         await core.hooks.on_session_resumed(client.client_id)
     else:
         await core.hooks.on_session_created(client.client_id)
     await core.hooks.on_connected(client.info)
+
+
+def _check_given(client_id: object) -> None:
+    """A ClientID that a hook gave must be one that CONNACK can carry."""
+    if not isinstance(client_id, str) or not client_id or not sendable({ASSIGNED: client_id}, Place.CONNACK):
+        raise ImplementationSpecificError(f"a hook gave a ClientID that is none: {client_id!r}")
+
+
+def _will(core: Core, packet: Connect) -> PendingWill | None:
+    """The will of *packet*, which a hook may have changed; QuotaExceeded when there is no room for it."""
+    try:
+        will = will_of(packet)
+        if will is not None:
+            check_topic_name(will.message.topic_name)
+            property_block(will.message.properties, Place.PUBLISH)
+    except (AttributeError, TypeError, ValueError, KeyError) as error:
+        raise ImplementationSpecificError(f"a hook left no sound will: {error}") from error
+    if will is not None and not core.budget.has(will.message.size):
+        raise QuotaExceeded("the byte budget of the broker is spent")
+    return will
 
 
 async def _authorize_will(core: Core, client: Client, packet: Connect) -> None:
@@ -164,17 +201,21 @@ def _check_room(core: Core, client: Client, packet: Connect) -> None:
         raise QuotaExceeded(f"{most} clients of user {user_name!r} are connected")
 
 
-async def _take_over(core: Core, client: Client, packet: Connect) -> None:
-    """End the connection that holds this ClientID, and see to its will before we go on [MQTT-3.1.4-3]."""
+async def _take_over(core: Core, client: Client, packet: Connect) -> asyncio.Task[None] | None:
+    """End the connection that holds this ClientID, and see to its will before we go on [MQTT-3.1.4-3].
+
+    Gives what hooks are still being told of it.
+    """
     old = core.clients.get(packet.client_id)
     if old is None:
-        return
+        return None
     same_user = old.info.user_name == client.info.user_name
     if not same_user and core.config.protocol.takeover == "same_user":
         raise NotAuthorized("the ClientID is in use by another user")
     log.info("session %r: %s takes over from %s", packet.client_id, client.info.address, old.info.address)
     old.end(SessionTakenOver(f"taken over by {client.info.address}"))
     await leave(core, old)
+    return old.greeting
 
 
 async def _session_for(core: Core, client: Client, packet: Connect) -> tuple[Session, bool]:
@@ -193,7 +234,12 @@ async def _session_for(core: Core, client: Client, packet: Connect) -> tuple[Ses
         return session, True
     if len(sessions) >= core.config.capacity.maximum_sessions:
         raise QuotaExceeded(f"{len(sessions)} sessions exist")
-    return sessions.create(packet.client_id), False
+    cost = len(packet.client_id) + len(packet.user_name or "") + SESSION_OVERHEAD
+    if not core.budget.has(cost):
+        raise QuotaExceeded("the byte budget of the broker is spent")
+    session = sessions.create(packet.client_id)
+    session.charge(cost)
+    return session, False
 
 
 def _is_of_another_user(core: Core, session: Session, client: Client) -> bool:
@@ -206,6 +252,7 @@ def _start(
     packet: Connect,
     session: Session,
     present: bool,
+    will: PendingWill | None,
     announcements: dict[str, Any],
 ) -> None:
     """From here on the session is ours: CONNACK, then what is unfinished, then what waits. Never waits."""
@@ -213,7 +260,7 @@ def _start(
     properties = packet.properties
     asked = _expiry_asked(core, packet)
     session.expiry_interval = min(asked, limits.session_expiry_interval)
-    session.will = will_of(packet)
+    session.set_will(will)
     session.info = client.info
     session.user_name = client.info.user_name
     client.connect_expiry_interval = asked
@@ -221,7 +268,7 @@ def _start(
     client.keep_alive = _keep_alive(core, packet)
     client.greet(properties.get("maximum_packet_size"), properties.get("topic_alias_maximum", 0))
     if limits.topic_alias_maximum and packet.version is Version.MQTT_5:
-        client.aliases = InboundAliases(limits.topic_alias_maximum)
+        client.aliases = InboundAliases(limits.topic_alias_maximum, core.budget)
     window = min(properties.get("receive_maximum", 65535), limits.outbound_receive_maximum)
     keeps_retain = packet.version is Version.MQTT_5 or client.bridge
     client.epoch = session.attach(client, window, keeps_retain)
@@ -264,6 +311,7 @@ def _announce(core: Core, client: Client, packet: Connect, session: Session) -> 
     """CONNACK properties: what differs from the standard's default, and nothing else [MQTT5 3.2.2.3]."""
     limits = core.config.limits
     found: dict[str, Any] = {}
+    said: dict[str, Any] = {}  # by hooks and settings: may be more than a packet can carry
     if session.expiry_interval != client.connect_expiry_interval:
         found["session_expiry_interval"] = session.expiry_interval
     if limits.receive_maximum < 65535:
@@ -286,7 +334,7 @@ def _announce(core: Core, client: Client, packet: Connect, session: Session) -> 
         found["server_keep_alive"] = client.keep_alive
     template = core.config.protocol.response_information
     if template and packet.properties.get("request_response_information"):
-        found["response_information"] = template.replace("{client_id}", client.client_id)
+        said["response_information"] = template.replace("{client_id}", client.client_id)
     if client.info.user_properties:
-        found["user_property"] = list(client.info.user_properties)
-    return found
+        said["user_property"] = list(client.info.user_properties)
+    return found | sendable(said, Place.CONNACK)

@@ -38,12 +38,16 @@ async def serve_client(core: Core, client: Client) -> None:
     try:
         await client.run()
     finally:
-        await leave(core, client)
+        if client.session is not None and not client.left:
+            async with core.turns.of(client.client_id):
+                await leave(core, client)
         await _farewell(core, client)
 
 
 async def _farewell(core: Core, client: Client) -> None:
     ending = client.ending or MqttError("connection ended", ReasonCode.NORMAL_DISCONNECTION)
+    if client.greeting is not None:
+        await client.greeting
     if not client.info.authenticated:
         log.info("refused %s %r: %s", client.info.address, client.client_id, ending)
         return
@@ -56,8 +60,8 @@ async def _farewell(core: Core, client: Client) -> None:
 async def leave(core: Core, client: Client) -> None:
     """The connection of *client* does not hold its session any more: will, deadlines, shared messages.
 
-    Runs once for each connection, whoever comes first: its own task, or the one that takes the
-    session over. The epoch keeps a late one from touching what belongs to its successor.
+    Runs once for each connection, in the turn of its ClientID, whoever comes first: its own task, or the
+    one that takes the session over. The epoch keeps a late one from what belongs to its successor.
     """
     session = client.session
     if client.left or session is None:
@@ -69,7 +73,7 @@ async def leave(core: Core, client: Client) -> None:
     if not session.detach(client.epoch):
         return
     if client.normal:
-        session.will = None
+        session.set_will(None)
     if session.expiry_interval == 0:
         await end_session(core, session)
     else:
@@ -102,11 +106,13 @@ async def _keep_session(core: Core, session: Session) -> None:
 async def end_session(core: Core, session: Session) -> None:
     """Everything about *session* is over [MQTT5 4.1]: its will is published if it is still pending.
 
+    In the turn of its ClientID.
+
     Shared messages that were not acknowledged go to other members, but for QoS 2 that was sent [4.8.2].
     """
-    core.sessions.delete(session)
+    if not core.sessions.delete(session):
+        return  # somebody else has seen to it
     core.tree.unsubscribe_all(session, tuple(session.subscriptions))
-    session.subscriptions.clear()
     core.router.hand_on(session, [*session.take_unacknowledged(), *session.take_shared()])
     session.clear()
     await publish_will(core, session)
@@ -115,7 +121,7 @@ async def end_session(core: Core, session: Session) -> None:
 
 async def publish_will(core: Core, session: Session) -> None:
     """Publish the pending will of *session*, at most once, if its owner may publish there [MQTT-3.1.2-8]."""
-    will, session.will, session.will_due = session.will, None, NEVER
+    will, session.will_due = session.set_will(None), NEVER
     if will is None:
         return
     message = _fresh(core, will)
@@ -142,9 +148,17 @@ def _fresh(core: Core, will: PendingWill) -> Message:
 def due_work(core: Core, now: float) -> list[Coroutine[Any, Any, None]]:
     """What is due by *now*: wills to publish and sessions to end. Each may wait for hooks of its own."""
     wills = [_publish_due_will(core, session, now) for session in core.sessions.due_wills(now)]
-    return [*wills, *(end_session(core, session) for session in core.sessions.clean_expired(now))]
+    ends = [_end_due_session(core, session, now) for session in core.sessions.clean_expired(now)]
+    return [*wills, *ends]
 
 
 async def _publish_due_will(core: Core, session: Session, now: float) -> None:
-    if session.will_due <= now:  # else its client came back just now
-        await publish_will(core, session)
+    async with core.turns.of(session.client_id):
+        if session.will_due <= now:  # else its client came back just now
+            await publish_will(core, session)
+
+
+async def _end_due_session(core: Core, session: Session, now: float) -> None:
+    async with core.turns.of(session.client_id):
+        if session.ends_at <= now:
+            await end_session(core, session)

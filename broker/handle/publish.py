@@ -21,7 +21,7 @@ from broker.packet.enums import QoS, Version
 from broker.packet.message import Message, travelling
 from broker.packet.packets import NO_PROPERTIES, Properties, Puback, Publish, Pubrec
 from broker.session.session import Session
-from broker.topic.name import check_topic_name, levels
+from broker.topic.name import levels
 
 PUBACK, PUBREC = 0x40, 0x50  # first bytes
 # What PUBACK and PUBREC may say besides success [MQTT5 3.4.2.1, 3.5.2.1].
@@ -62,12 +62,9 @@ async def handle_publish(core: Core, client: Client, packet: Publish) -> None:
 
 
 async def _inspect(core: Core, client: Client, message: Message) -> Message:
-    """What the hooks make of *message*; a topic that they put in its place must be valid too."""
+    """What the hooks make of *message*, if they allow it."""
     await core.hooks.on_publish(client.info, message)
-    changed = await core.hooks.on_publish_received(client.info, message)
-    if changed.topic_name != message.topic_name:
-        check_topic_name(changed.topic_name)
-    return changed
+    return await core.hooks.on_publish_received(client.info, message)
 
 
 def _resolve_topic(client: Client, packet: Publish) -> str:

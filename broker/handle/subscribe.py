@@ -52,7 +52,7 @@ async def handle_subscribe(core: Core, client: Client, packet: Subscribe) -> Non
         if isinstance(subscription, MqttError):
             codes.append(_refused_code(core, client, request, subscription))
         else:
-            granted.append((subscription, _subscribe(core, session, subscription)))
+            granted.append((subscription, _subscribe(core, client, session, subscription)))
             codes.append(subscription.qos)
     found = [await _retained_for(core, session, *grant) for grant in granted]
     refused = next((error for error in decided if isinstance(error, MqttError)), None)
@@ -62,8 +62,10 @@ async def handle_subscribe(core: Core, client: Client, packet: Subscribe) -> Non
         left = _send_retained(core, client, session, subscription, messages, left)
 
 
-def _subscribe(core: Core, session: Session, subscription: Subscription) -> bool:
-    session.subscriptions[subscription.topic_filter] = subscription
+def _subscribe(core: Core, client: Client, session: Session, subscription: Subscription) -> bool:
+    """Whether *subscription* takes the place of one with the same filter."""
+    client.outbound.end_feed(subscription.topic_filter)
+    session.subscribe(subscription)
     return core.tree.subscribe(session, subscription)
 
 
@@ -100,7 +102,7 @@ async def check_subscriptions_again(core: Core, client: Client) -> None:
             await core.hooks.on_subscribe(client.info, request)
         except MqttError as refusal:
             log.info("subscription %r of %r removed: %s", topic_filter, client.client_id, refusal)
-            _remove(core, session, topic_filter)
+            _remove(core, client, session, topic_filter)
 
 
 def _check_subscribe(core: Core, client: Client, packet: Subscribe) -> None:
@@ -154,6 +156,8 @@ async def _allow(
     share_name = _check_filter(core, client, request.topic_filter)
     if request.topic_filter not in filters and len(filters) >= limits.maximum_subscriptions:
         raise QuotaExceeded(f"{limits.maximum_subscriptions} subscriptions in this session")
+    if request.topic_filter not in filters and core.budget.spent:
+        raise QuotaExceeded("the byte budget of the broker is spent")
     identifier = packet.properties.get("subscription_identifier")
     return Subscription(
         request.topic_filter,
@@ -228,7 +232,7 @@ def _send_retained(
     *left* is what the whole SUBSCRIBE may still cost at once; gives what of it is left then.
     """
     steps = _steps(core, client, session, subscription, messages)
-    while left > 0:
+    while left > 0 and not client.outbound.feeding:
         cost = next(steps, None)
         if cost is None:
             return left
@@ -252,19 +256,17 @@ def _steps(
         if message is None or (subscription.no_local and message.client_id == client_id):
             yield SEARCH if message is None else 1
             continue
-        while session.link is client and _must_wait(client, session, min(message.qos, subscription.qos)):
+        qos = min(message.qos, subscription.qos)
+        while session.link is client and (client.full or session.must_wait(message, qos)):
             yield 0
         if session.link is not client or topic_filter not in session.subscriptions:
             return
+        if message.expires_at is not None and message.expires_at <= core.clock():
+            continue
         allowed = core.router.inspected(client_id, message)
         if allowed is not None:
             session.deliver_retained(allowed, subscription.qos, subscription.identifiers)
         yield 1
-
-
-def _must_wait(client: Client, session: Session, qos: int) -> bool:
-    """The socket takes no more, or a QoS 1 or 2 message would queue behind a queue that is half full."""
-    return client.full or (qos > 0 and len(session.queue) >= session.terms.maximum_queued_messages // 2)
 
 
 # ---- UNSUBSCRIBE
@@ -300,14 +302,19 @@ async def _unsubscribe(core: Core, client: Client, session: Session, topic_filte
         failed = isinstance(refusal, ImplementationSpecificError)
         if failed or client.version is Version.MQTT_5:
             raise  # 3.x could not be told: the subscription goes [B26]
-    return ReasonCode.SUCCESS if _remove(core, session, topic_filter) else ReasonCode.NO_SUBSCRIPTION_EXISTED
+    return (
+        ReasonCode.SUCCESS
+        if _remove(core, client, session, topic_filter)
+        else ReasonCode.NO_SUBSCRIPTION_EXISTED
+    )
 
 
-def _remove(core: Core, session: Session, topic_filter: str) -> bool:
+def _remove(core: Core, client: Client, session: Session, topic_filter: str) -> bool:
     """End a subscription; what a shared one had queued here goes to other members [B15]."""
-    if session.subscriptions.pop(topic_filter, None) is None:
+    if not session.unsubscribe(topic_filter):
         return False
     core.tree.unsubscribe(session, topic_filter)
+    client.outbound.end_feed(topic_filter)
     if topic_filter.startswith("$share/"):
         core.router.hand_on(session, session.take_shared(topic_filter))
     return True

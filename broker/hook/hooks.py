@@ -12,6 +12,8 @@ from broker.errors import BadAuthenticationMethod, ImplementationSpecificError, 
 from broker.hook.base import EVENTS, AuthStep, BrokerApi, ClientInfo, HookBase
 from broker.packet.message import Message
 from broker.packet.packets import Connect, SubscribeRequest
+from broker.packet.properties import Place, property_block
+from broker.topic.name import check_topic_name
 
 log = logging.getLogger("broker.hook")
 
@@ -63,6 +65,7 @@ class Hooks:
         self._get_retained = lists["get_retained"]
         self._on_dropped = lists["on_dropped"]
         # What the hot paths ask before they call anything.
+        self.greets = bool(self._on_session_created or self._on_session_resumed or self._on_connected)
         self.authenticates = bool(self._on_connect)
         self.inspects_publish = bool(self._on_publish or self._on_publish_received)
         self.inspects_delivery = bool(self._on_publish_deliver or self._can_read)
@@ -106,19 +109,22 @@ class Hooks:
 
     async def on_publish_received(self, client: ClientInfo, message: Message) -> Message:
         for method in self._on_publish_received:
-            message = _expect(Message, method, await self._decide(method, client, message))
+            message = _sound(method, await self._decide(method, client, message))
         return message
 
     async def on_subscribe(self, client: ClientInfo, request: SubscribeRequest) -> SubscribeRequest:
         for method in self._on_subscribe:
             request = _expect(SubscribeRequest, method, await self._decide(method, client, request))
+            if request.qos not in (0, 1, 2) or request.retain_handling not in (0, 1, 2):
+                raise _rubbish(method, request, "SubscribeRequest")
         return request
 
     def on_publish_deliver(self, client_id: str, message: Message) -> Message | None:
         """None: a hook failed, and this delivery is to be dropped."""
         for method in self._on_publish_deliver:
             try:
-                message = _expect(Message, method, method.call(client_id, message))
+                changed = method.call(client_id, message)
+                message = message if changed is message else _sound(method, changed)
             except Exception:
                 _failed(method)
                 return None
@@ -144,7 +150,7 @@ class Hooks:
         for provider in self._on_auth:
             step = await self._decide(provider, client, method, data)
             if step is not None:
-                return _expect(AuthStep, provider, step)
+                return _sound_step(provider, _expect(AuthStep, provider, step))
         raise BadAuthenticationMethod(f"no hook handles authentication method {method!r}")
 
     async def store_retained(self, message: Message) -> None:
@@ -154,10 +160,11 @@ class Hooks:
         """Nothing when the provider fails."""
         if not self._get_retained:
             return ()
+        provider = self._get_retained[0]
         try:
-            return tuple(await self._call(self._get_retained[0], topic_filter))
+            return [_sound(provider, message) for message in await self._call(provider, topic_filter)]
         except Exception:
-            _failed(self._get_retained[0])
+            _failed(provider)
             return ()
 
     # ---- notify all
@@ -228,12 +235,43 @@ def _failed(method: Method) -> None:
     log.exception("hook %s failed in %s", method.hook, method.event)
 
 
+def _rubbish(method: Method, value: Any, wanted: str) -> ImplementationSpecificError:
+    log.error("hook %s: %s returned %.200r, which is no sound %s", method.hook, method.event, value, wanted)
+    return ImplementationSpecificError(f"hook {method.hook} returned no sound {wanted}")
+
+
 def _expect(kind: type[T], method: Method, value: Any) -> T:
     """A hook that forgets to return its value must not become an empty message."""
     if isinstance(value, kind):
         return value
-    log.error("hook %s: %s returned %r, not a %s", method.hook, method.event, value, kind.__name__)
-    raise ImplementationSpecificError(f"hook {method.hook} returned no {kind.__name__}")
+    raise _rubbish(method, value, kind.__name__)
+
+
+def _sound(method: Method, value: Any) -> Message:
+    """A Message that can be sent: what a hook made goes to clients that never heard of the hook.
+
+    Its Topic Name is refused as a client's would be, with 0x90.
+    """
+    message = _expect(Message, method, value)
+    try:
+        sound = isinstance(message.payload, bytes) and message.qos in (0, 1, 2)
+        property_block(message.properties, Place.PUBLISH)
+        check_topic_name(message.topic_name)
+    except (AttributeError, TypeError, ValueError, KeyError) as error:
+        raise _rubbish(method, value, "Message") from error
+    if not sound:
+        raise _rubbish(method, value, "Message")
+    return message
+
+
+def _sound_step(method: Method, step: AuthStep) -> AuthStep:
+    said: dict[str, Any] = {"authentication_data": step.data, "reason_string": step.reason_string}
+    said["user_property"] = list(step.user_properties) or None
+    try:
+        property_block({name: value for name, value in said.items() if value is not None}, Place.AUTH)
+    except (AttributeError, TypeError, ValueError, KeyError) as error:
+        raise _rubbish(method, step, "AuthStep") from error
+    return step
 
 
 async def _maybe_await(result: Any) -> None:

@@ -60,6 +60,8 @@ class Message:
     properties: Properties = NO_PROPERTIES
     client_id: str = ""
     expires_at: float | None = None
+    # What hooks made this message of, for one subscriber; handed on to another one it is made anew.
+    original: Message | None = field(default=None, init=False, repr=False, compare=False)
     _size: int = field(default=-1, init=False, repr=False, compare=False)
     _frames: Frames | None = field(default=None, init=False, repr=False, compare=False)
     _block: bytes | None = field(default=None, init=False, repr=False, compare=False)
@@ -79,6 +81,10 @@ class Message:
             rest.pop("message_expiry_interval", None)
             self._block = property_block(rest, Place.PUBLISH)
         return self._block
+
+    def forget_frames(self) -> None:
+        """It will wait: its encoded copies can be made again."""
+        self._frames = None
 
     def with_(self, **changes: Any) -> Message:
         """A copy with other fields and without caches; an unknown field raises AttributeError."""

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from broker.errors import ProtocolError, TopicAliasInvalid
+from broker.errors import ProtocolError, QuotaExceeded, TopicAliasInvalid
 from broker.packet.packets import Publish
+from broker.store.budget import ByteBudget
+
+LONGEST_NAME = 1024  # characters of a Topic Name that gets an alias from us: they are kept
 
 
 class InboundAliases:
-    """What the client has defined: alias -> Topic Name, at most *maximum* of them."""
+    """What the client has defined: alias -> Topic Name, at most *maximum* of them, counted in *budget*."""
 
-    __slots__ = ("_maximum", "_names")
+    __slots__ = ("_budget", "_maximum", "_names")
 
-    def __init__(self, maximum: int) -> None:
+    def __init__(self, maximum: int, budget: ByteBudget) -> None:
         self._maximum = maximum
+        self._budget = budget
         self._names: dict[int, str] = {}
 
     def resolve(self, packet: Publish) -> str:
         """The Topic Name of *packet*; a mapping it carries is set even if it is refused later.
 
-        Raises TopicAliasInvalid out of range, ProtocolError for an alias that was never set.
+        Raises TopicAliasInvalid out of range, ProtocolError for an alias that was never set, and
+        QuotaExceeded when the byte budget of the process is spent.
         """
         alias = packet.properties.get("topic_alias")
         if alias is None:
@@ -28,12 +33,24 @@ class InboundAliases:
         if not 1 <= alias <= self._maximum:
             raise TopicAliasInvalid(f"topic alias {alias} is not in 1..{self._maximum}")
         if packet.topic_name:
-            self._names[alias] = packet.topic_name
+            self._set(alias, packet.topic_name)
             return packet.topic_name
         name = self._names.get(alias)
         if name is None:
             raise ProtocolError(f"topic alias {alias} has no mapping on this connection")
         return name
+
+    def _set(self, alias: int, topic_name: str) -> None:
+        growth = len(topic_name) - len(self._names.get(alias, ""))
+        if growth > 0 and not self._budget.has(growth):
+            raise QuotaExceeded("the byte budget of the broker is spent")
+        self._budget.take_anyway(growth)
+        self._names[alias] = topic_name
+
+    def clear(self) -> None:
+        """The connection is gone."""
+        self._budget.give(sum(map(len, self._names.values())))
+        self._names.clear()
 
 
 class OutboundAliases:
@@ -50,10 +67,12 @@ class OutboundAliases:
         self._aliases: OrderedDict[str, int] = OrderedDict()
 
     def find(self, topic_name: str) -> tuple[int, bool]:
-        """The alias for *topic_name*, and whether the topic itself must be sent with it."""
+        """The alias for *topic_name* (0: none), and whether the topic itself must be sent with it."""
         alias = self._aliases.get(topic_name)
         if alias is not None:
             return alias, False
+        if len(topic_name) > LONGEST_NAME:
+            return 0, True
         if len(self._aliases) < self._maximum:
             return len(self._aliases) + 1, True
         return next(iter(self._aliases.values())), True

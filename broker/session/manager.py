@@ -100,13 +100,9 @@ class SessionManager:
         return [session for session in self._wills.pop_due(now) if session.will is not None]
 
     def clean_expired(self, now: float) -> list[Session]:
-        """Forget the sessions whose life is over [MQTT-4.1.0-2]; each is returned once, still full.
+        """The sessions whose life is over [MQTT-4.1.0-2], each returned once, for the caller to end.
 
-        What they hold is the caller's: the will to publish, shared messages to hand on, `clear()`.
+        They stay until `delete`: whoever ends one takes the turn of its ClientID first.
         """
-        ended = []
-        for session in self._ends.pop_due(now):
-            if self._sessions.get(session.client_id) is session:
-                del self._sessions[session.client_id]
-                ended.append(session)
-        return ended
+        due = self._ends.pop_due(now)
+        return [session for session in due if self._sessions.get(session.client_id) is session]

@@ -17,6 +17,7 @@ from broker.store.budget import ByteBudget
 from broker.topic.shared import Turn
 from broker.topic.subscription import Subscription
 
+RESERVE = 1 << 16  # bytes that a connected client may be sent when the budget of the process is spent
 FOR_EVER = 0xFFFFFFFF  # the Session Expiry Interval that never ends [MQTT5 3.1.2.11.2]
 
 
@@ -52,8 +53,9 @@ class Terms:
     clock: Callable[[], float]
     budget: ByteBudget
     dropped: Callable[[str, Message | None, str], None]  # client_id, message, reason
+    overhead: int = 0  # bytes that the objects around a message or subscription take, in the budget
     maximum_queued_messages: int = 1000
-    maximum_queued_bytes: int = 1 << 26
+    maximum_queued_bytes: int = 1 << 26  # queued, in flight and held, of one session
     queue_full: str = "drop_newest"
     queue_qos_0: bool = False
 
@@ -63,15 +65,19 @@ class Session:
 
     A Subscriber: `deliver` is a plain call from the router. `epoch` counts connections; a
     connection that finds another epoch than its own is not the owner any more. `ends_at` and
-    `will_due` are deadlines on the clock, NEVER while they do not run.
+    `will_due` are deadlines on the clock, NEVER while they do not run. `bytes` is what its messages
+    take of the byte budget, queued, in flight and held; `fixed_bytes` what else it takes.
     """
 
     __slots__ = (
+        "_queue_expires_at",
+        "bytes",
         "client_id",
         "disconnect_slow",
         "ends_at",
         "epoch",
         "expiry_interval",
+        "fixed_bytes",
         "inflight",
         "info",
         "keeps_retain",
@@ -92,6 +98,9 @@ class Session:
         self.inflight = Inflight()
         self.queue: deque[Delivery] = deque()
         self.queued_bytes = 0
+        self.bytes = 0
+        self.fixed_bytes = 0
+        self._queue_expires_at = NEVER  # the earliest deadline in the queue, or earlier
         self.expiry_interval = 0  # seconds
         self.ends_at = NEVER
         self.will: PendingWill | None = None
@@ -151,15 +160,22 @@ class Session:
         """A retained message because of a SUBSCRIBE: RETAIN is 1 [MQTT5 3.3.1.3]."""
         qos = min(qos, message.qos)
         if qos == 0 and self.link is not None:
-            self.link.publish(message, 0, True, identifiers)
+            self.link.publish(message.with_(), 0, True, identifiers)  # a copy: frames are not for the store
         elif qos > 0:
-            self.keep(Delivery(message, qos, True, identifiers, requested=True))
+            self.keep(Delivery(message.with_(), qos, True, identifiers, requested=True))
 
     def keep(self, delivery: Delivery) -> None:
         """Send *delivery* at once if its turn has come, else queue it."""
-        if not self.terms.budget.take(delivery.message.size):
-            self.terms.dropped(self.client_id, delivery.message, "memory")
-        elif self.ready and not self.queue and not self.inflight.resend:
+        terms, cost = self.terms, delivery.message.size + self.terms.overhead
+        at_once = self.ready and not self.queue and not self.inflight.resend
+        if not terms.budget.take(cost):
+            if not at_once or self.bytes > RESERVE:
+                terms.dropped(self.client_id, delivery.message, "memory")
+                return
+            terms.budget.take_anyway(cost)  # others spent it: who keeps up is served all the same
+        alone = self.bytes == 0
+        self.bytes += cost
+        if at_once and (alone or self.bytes <= terms.maximum_queued_bytes):
             self._start(delivery)
         else:
             self._enqueue(delivery)
@@ -189,45 +205,57 @@ class Session:
         return delivery.retain and (self.keeps_retain or delivery.requested)
 
     def _enqueue(self, delivery: Delivery) -> None:
-        message, terms = delivery.message, self.terms
-        if message.expires_at is not None and message.expires_at <= terms.clock():
-            self._drop(delivery, "expired")
+        message = delivery.message
+        if message.expires_at is not None:
+            if message.expires_at <= self.terms.clock():
+                self._drop(delivery, "expired")
+                return
+            self._queue_expires_at = min(self._queue_expires_at, message.expires_at)
+        if self._is_full(len(self.queue) + 1) and not self._make_room(delivery):
             return
-        if self._is_full(message.size) and not self._make_room(delivery):
-            return
+        message.forget_frames()
         self.queue.append(delivery)
         self.queued_bytes += message.size
 
-    def _is_full(self, size: int) -> bool:
+    def _is_full(self, messages: int, more: int = 0) -> bool:
+        """Whether *messages* in the queue, and *more* bytes than now, are too many."""
         terms = self.terms
-        return (
-            len(self.queue) >= terms.maximum_queued_messages
-            or self.queued_bytes + size > terms.maximum_queued_bytes
-        )
+        return messages > terms.maximum_queued_messages or self.bytes + more > terms.maximum_queued_bytes
 
     def _make_room(self, delivery: Delivery) -> bool:
-        """The queue is full: whether *delivery* may still go in. QoS 0 goes first, then by setting."""
+        """The queue is full: whether *delivery*, counted in `bytes` already, may still go in.
+
+        What has expired goes first, then QoS 0, then by setting.
+        """
         policy = self.terms.queue_full
-        size = delivery.message.size
-        self._drop_queued_qos_0(size)
-        if policy == "drop_oldest" and size <= self.terms.maximum_queued_bytes:
-            while self.queue and self._is_full(size):
+        self._drop_queued(self._expired())
+        self._drop_queued([queued for queued in self.queue if queued.qos == 0], "queue_full")
+        if policy == "drop_oldest" and delivery.message.size <= self.terms.maximum_queued_bytes:
+            while self.queue and self._is_full(len(self.queue) + 1):
                 self._drop(self._take_next(), "queue_full")
-        if not self._is_full(size):
+        if not self._is_full(len(self.queue) + 1):
             return True
         self.disconnect_slow = policy == "disconnect"
         self._drop(delivery, "queue_full")
         return False
 
-    def _drop_queued_qos_0(self, size: int) -> None:
-        if not self.terms.queue_qos_0:
-            return
-        for queued in [queued for queued in self.queue if queued.qos == 0]:
-            if not self._is_full(size):
+    def _expired(self) -> list[Delivery]:
+        """What has expired in the queue; looks only when something can have."""
+        now = self.terms.clock()
+        if now < self._queue_expires_at:
+            return []
+        deadlines = [d.message.expires_at for d in self.queue if d.message.expires_at is not None]
+        self._queue_expires_at = min((when for when in deadlines if when > now), default=NEVER)
+        return [d for d in self.queue if d.message.expires_at is not None and d.message.expires_at <= now]
+
+    def _drop_queued(self, deliveries: list[Delivery], reason: str = "expired") -> None:
+        """Drop *deliveries*, those for want of room only until there is some."""
+        for queued in deliveries:
+            if reason == "queue_full" and not self._is_full(len(self.queue) + 1):
                 return
             self.queue.remove(queued)
             self.queued_bytes -= queued.message.size
-            self._drop(queued, "queue_full")
+            self._drop(queued, reason)
 
     def _take_next(self) -> Delivery:
         delivery = self.queue.popleft()
@@ -239,7 +267,11 @@ class Session:
         self.terms.dropped(self.client_id, delivery.message, reason)
 
     def _release(self, delivery: Delivery) -> None:
-        self.terms.budget.give(delivery.message.size)
+        self._give(delivery.message.size + self.terms.overhead)
+
+    def _give(self, cost: int) -> None:
+        self.bytes -= cost
+        self.terms.budget.give(cost)
 
     def pump(self) -> None:
         """Send what may be sent now: first what an earlier connection left, in order, then the queue."""
@@ -304,9 +336,12 @@ class Session:
     # ---- QoS 2 of the client: held from PUBLISH to PUBREL
 
     def hold(self, packet_id: int, message: Message) -> bool:
-        """Own *message* until its PUBREL; False when the byte budget is spent."""
-        if not self.terms.budget.take(message.size):
+        """Own *message* until its PUBREL; False when the session or the process holds too much."""
+        cost = message.size + self.terms.overhead
+        too_much = self.bytes > 0 and self.bytes + cost > self.terms.maximum_queued_bytes
+        if too_much or not self.terms.budget.take(cost):
             return False
+        self.bytes += cost
         self.inflight.held[packet_id] = message
         return True
 
@@ -314,8 +349,38 @@ class Session:
         """The message that *packet_id* held, which is held no longer."""
         message = self.inflight.held.pop(packet_id, None)
         if message is not None:
-            self.terms.budget.give(message.size)
+            self._give(message.size + self.terms.overhead)
         return message
+
+    # ---- what it takes besides messages
+
+    def charge(self, cost: int) -> None:
+        """Count *cost* bytes (negative: no longer) of the budget for something that stays."""
+        self.fixed_bytes += cost
+        self.terms.budget.take_anyway(cost)
+
+    def subscribe(self, subscription: Subscription) -> None:
+        """Add or replace a subscription."""
+        topic_filter = subscription.topic_filter
+        if topic_filter not in self.subscriptions:
+            self.charge(len(topic_filter) + self.terms.overhead)
+        self.subscriptions[topic_filter] = subscription
+
+    def unsubscribe(self, topic_filter: str) -> bool:
+        """Remove a subscription; False if there is none."""
+        if self.subscriptions.pop(topic_filter, None) is None:
+            return False
+        self.charge(-len(topic_filter) - self.terms.overhead)
+        return True
+
+    def set_will(self, will: PendingWill | None) -> PendingWill | None:
+        """Put *will* in the place of the one that is pending, which is returned."""
+        before, self.will = self.will, will
+        if before is not None:
+            self.charge(-before.message.size)
+        if will is not None:
+            self.charge(will.message.size)
+        return before
 
     # ---- shared subscriptions
 
@@ -326,7 +391,18 @@ class Session:
             if not self.link.fits(message, qos, subscription.identifiers):
                 return Turn.REFUSES
             return Turn.READY if qos == 0 or (self.ready and not self.queue) else Turn.FULL
-        return Turn.OFFLINE if qos > 0 and not self._is_full(message.size) else Turn.REFUSES
+        if qos == 0 or self._is_full(len(self.queue) + 1, message.size + self.terms.overhead):
+            return Turn.REFUSES
+        return Turn.OFFLINE
+
+    def must_wait(self, message: Message, qos: int) -> bool:
+        """Whether *message*, of which there is no hurry, had better not be delivered now."""
+        if qos == 0 or (self.ready and not self.queue and self.bytes == 0):
+            return False
+        terms = self.terms
+        half_full = len(self.queue) >= max(1, terms.maximum_queued_messages // 2)
+        too_much = 2 * self.bytes + message.size > terms.maximum_queued_bytes
+        return too_much or terms.budget.spent or (half_full and not self.ready)
 
     def take_shared(self, share: str = "") -> list[Delivery]:
         """Remove the queued, never sent deliveries of shared subscriptions: of *share*, or of all."""
@@ -351,14 +427,17 @@ class Session:
     # ---- the end
 
     def clear(self) -> None:
-        """Give back all that is held for this session."""
+        """Give back all that is held for this session, but a pending will."""
         for delivery in (*self.queue, *self.inflight.entries.values()):
             self._release(delivery)
-        for message in self.inflight.held.values():
-            self.terms.budget.give(message.size)
+        for packet_id in tuple(self.inflight.held):
+            self.let_go(packet_id)
         self.queue.clear()
         self.queued_bytes = 0
         self.inflight = Inflight()
+        self.subscriptions.clear()
+        will = self.will.message.size if self.will is not None else 0
+        self.charge(will - self.fixed_bytes)
 
     def ends_after(self, now: float) -> float:
         """The deadline of a session whose connection closes *now*."""

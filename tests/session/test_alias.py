@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import ProtocolError, TopicAliasInvalid
+from broker.errors import ProtocolError, QuotaExceeded, TopicAliasInvalid
 from broker.packet.packets import Publish
-from broker.session.alias import InboundAliases, OutboundAliases
+from broker.session.alias import LONGEST_NAME, InboundAliases, OutboundAliases
+from broker.store.budget import ByteBudget
 
 
 def publish(topic_name: str, alias: int | None = None) -> Publish:
@@ -19,7 +20,7 @@ def publish(topic_name: str, alias: int | None = None) -> Publish:
 
 
 def test_a_mapping_holds_until_it_is_replaced() -> None:
-    aliases = InboundAliases(2)
+    aliases = InboundAliases(2, ByteBudget(1 << 20))
     steps = [
         ("a", 1, "a"),
         ("", 1, "a"),
@@ -39,18 +40,18 @@ def test_a_mapping_holds_until_it_is_replaced() -> None:
 @pytest.mark.parametrize("topic_name", ["a", ""])
 def test_out_of_range(topic_name: str, alias: int) -> None:
     with pytest.raises(TopicAliasInvalid, match=rf"{alias} is not in 1\.\.2"):
-        InboundAliases(2).resolve(publish(topic_name, alias))
+        InboundAliases(2, ByteBudget(1 << 20)).resolve(publish(topic_name, alias))
 
 
 def test_never_set() -> None:
-    aliases = InboundAliases(2)
+    aliases = InboundAliases(2, ByteBudget(1 << 20))
     aliases.resolve(publish("a", 1))
     with pytest.raises(ProtocolError, match="topic alias 2 has no mapping"):
         aliases.resolve(publish("", 2))
 
 
 def test_the_border_is_allowed() -> None:
-    assert InboundAliases(65535).resolve(publish("a", 65535)) == "a"
+    assert InboundAliases(65535, ByteBudget(1 << 20)).resolve(publish("a", 65535)) == "a"
 
 
 # ---- what we define
@@ -87,10 +88,30 @@ def test_the_least_recently_used_is_mapped_anew() -> None:
 @given(st.integers(1, 4), st.lists(st.tuples(st.sampled_from("abcdef"), st.booleans()), max_size=60))
 def test_a_client_that_follows_always_knows_the_topic(maximum: int, sendings: list[tuple[str, bool]]) -> None:
     """What leaves is read by the inbound side; *False* is a packet that was dropped after `find`."""
-    ours, theirs = OutboundAliases(maximum), InboundAliases(maximum)
+    ours, theirs = OutboundAliases(maximum), InboundAliases(maximum, ByteBudget(1 << 20))
     for name, sent in sendings:
         alias, with_topic = ours.find(name)
         assert 1 <= alias <= maximum
         if sent:
             ours.commit(name, alias)
             assert theirs.resolve(publish(name if with_topic else "", alias)) == name
+
+
+def test_what_the_client_defines_is_counted_and_bounded() -> None:
+    budget = ByteBudget(10)
+    aliases = InboundAliases(3, budget)
+    aliases.resolve(publish("12345", 1))
+    aliases.resolve(publish("1234", 2))
+    assert budget.used == 9
+    with pytest.raises(QuotaExceeded):
+        aliases.resolve(publish("12", 3))
+    aliases.resolve(publish("1", 1))
+    assert budget.used == 5
+    aliases.clear()
+    assert budget.used == 0
+
+
+def test_long_names_get_no_alias() -> None:
+    aliases = OutboundAliases(5)
+    assert aliases.find("a" * LONGEST_NAME) == (1, True)
+    assert aliases.find("a" * (LONGEST_NAME + 1)) == (0, True)

@@ -147,7 +147,7 @@ async def outbound(steps: Sequence[tuple[str, int]]) -> None:
             assert receiver.seen[payload] == 1 or qos == 1
         session = broker._core.sessions.get("r")
         assert session is not None and not session.queue and not session.inflight.entries
-        assert broker._core.budget.used == 0
+        assert session.bytes == 0 and broker._core.budget.used == session.fixed_bytes
 
 
 @settings(max_examples=150, deadline=None)
@@ -247,7 +247,7 @@ async def inbound(steps: Sequence[tuple[str, int]]) -> None:
             assert first == [payload for payload, its in published if its == qos]
         session = broker._core.sessions.get("s")
         assert session is not None and not session.inflight.held
-        assert broker._core.budget.used == 0
+        assert session.bytes == 0 and broker._core.budget.used == session.fixed_bytes
 
 
 INBOUND = st.lists(

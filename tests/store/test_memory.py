@@ -42,6 +42,11 @@ def found(kept: RetainedStore, topic_filter: str = "#", now: float = 0) -> dict[
     return by_name
 
 
+def given(steps: Iterator[Message | None]) -> list[Message]:
+    """The messages of a walk, without the stretches that had none."""
+    return [each for each in steps if each is not None]
+
+
 # ---- storing, replacing, deleting
 
 
@@ -231,29 +236,36 @@ def test_put_and_delete_leave_a_small_heap_too() -> None:
 
 
 def names(steps: Iterator[Message | None]) -> list[str]:
-    return [each.topic_name for each in steps if each is not None]
+    return [each.topic_name for each in given(steps)]
 
 
-def test_find_takes_a_step_at_a_time() -> None:
+class Counting(TopicIndex[Any]):
+    """How many names a walk has looked at."""
+
     looked_at = 0
 
-    class Counting(TopicIndex[Any]):
-        def slices(self, topic_filter: str, size: int = 256) -> Iterator[list[Any]]:
-            nonlocal looked_at
-            for stretch in super().slices(topic_filter, size):
-                looked_at += 1
-                yield stretch
+    def _names(self, topic_filter: str) -> Iterator[str | None]:
+        for each in super()._names(topic_filter):
+            Counting.looked_at += 1
+            yield each
 
-    kept, _ = store(messages=1000)
+
+@pytest.mark.parametrize(
+    ("topic_filter", "matches"), [("a/+", 3000), ("#", 3000), ("+/nowhere", 0), ("a/7", 1)]
+)
+def test_find_takes_a_small_step_at_a_time(topic_filter: str, matches: int) -> None:
+    kept, _ = store(messages=3000)
     kept._index = Counting()
-    for number in range(1000):
+    for number in range(3000):
         kept.put(message(f"a/{number}"))
-    for topic_filter in ("a/+", "+/nothing"):
-        looked_at = 0
-        steps = kept.find(topic_filter, 0)
-        assert looked_at == 0
-        next(steps)
-        assert looked_at == 1
+    Counting.looked_at, before, count = 0, 0, 0
+    steps = kept.find(topic_filter, 0)
+    assert Counting.looked_at == 0
+    for each in steps:
+        assert Counting.looked_at - before <= 256, "whatever the filter, nobody is held up for long"
+        before = Counting.looked_at
+        count += each is not None
+    assert count == matches
 
 
 def test_what_is_put_after_the_call_is_not_given() -> None:
@@ -272,7 +284,8 @@ def test_changes_between_two_steps() -> None:
     for name in ("a", "b", "c", "d", "e"):
         kept.put(message(name))
     steps = kept.find("#", 0)
-    seen = [next(steps).topic_name, next(steps).topic_name]
+    seen = [each.topic_name for each in (next(steps), next(steps)) if each is not None]
+    assert len(seen) == 2
     rest = sorted(set("abcde") - set(seen))
     kept.delete(seen[0])
     kept.delete(rest[0])
