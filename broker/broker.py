@@ -298,6 +298,8 @@ class Broker:
             raise ProtocolError(f"properties that no PUBLISH can carry: {error}") from error
         interval = found.get("message_expiry_interval")
         expires_at = None if interval is None else self._core.clock() + interval
+        if not isinstance(payload, str | bytes | bytearray | memoryview):
+            raise TypeError(f"payload is bytes or str, not {type(payload).__name__}")
         data = payload.encode() if isinstance(payload, str) else bytes(payload)
         return Message(topic_name, data, qos, retain, found, "", expires_at)
 

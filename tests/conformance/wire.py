@@ -296,10 +296,9 @@ def subscribe(packet_id: int, *filters: Filter, properties: PropertySpec = (), v
               tail: bytes = b"", first: int = 0x82) -> bytes:  # fmt: skip
     """SUBSCRIBE; a filter is a string (options 0) or (string, options byte)."""
     body = two(packet_id) + (encode_properties(properties) if version == 5 else b"")
-    for one in filters:
-        topic_filter, byte = one if isinstance(one, tuple) else (one, 0)
-        body += string(topic_filter) + bytes([byte])
-    return packet(first, body + tail)
+    pairs = [one if isinstance(one, tuple) else (one, 0) for one in filters]
+    payload = b"".join(string(topic_filter) + bytes([byte]) for topic_filter, byte in pairs)
+    return packet(first, body + payload + tail)
 
 
 def unsubscribe(packet_id: int, *filters: str | bytes, properties: PropertySpec = (), version: int = 5,
