@@ -15,36 +15,27 @@ from typing import Any
 
 from broker.client import Client, ClientTerms
 from broker.config import VERSION, Config
-from broker.core import Core
+from broker.core import Core, assemble
 from broker.errors import BrokerError, MqttError, ProtocolError, ReasonCode, ServerShuttingDown
 from broker.gateway.local import LocalSubscription
 from broker.handle.disconnect import due_work, end_session, serve_client
 from broker.handle.dispatch import dispatcher
+from broker.handle.publish import set_expiry
 from broker.hook.base import HookBase
-from broker.hook.hooks import Hooks
-from broker.hook.limits import Rate
 from broker.hook.stats import Stats, sys_values
 from broker.packet.message import Message, travelling
 from broker.packet.packets import NO_PROPERTIES, Properties
 from broker.packet.properties import Place, property_block
 from broker.packet.reader import TopicNames
-from broker.router import Router
-from broker.session.manager import SessionManager
-from broker.session.session import Terms
-from broker.session.turns import ClientTurns
-from broker.store.budget import ByteBudget
-from broker.store.memory import MemoryRetainedStore
 from broker.topic.match import match
 from broker.topic.name import check_topic_filter, check_topic_name, split_share
 from broker.topic.subscription import Subscription
-from broker.topic.tree import SubscriptionTree
 from broker.transport.base import Connection, Listener, TransportOptions
 from broker.transport.listen import listen
 from broker.transport.tls import server_context
 
 log = logging.getLogger("broker")
 
-OVERHEAD = 300  # bytes that the objects around a message or a subscription take, about
 OVERFLOW = 64  # connections above the maximum that are still read, so that CONNACK can say why
 
 
@@ -69,7 +60,7 @@ class Broker:
         if listen is not None:
             config = replace(config, listen=(listen,) if isinstance(listen, str) else tuple(listen))
         self.config = config
-        self._core = _assemble(config, hooks, clock, self._count_drop, self._sys_messages)
+        self._core = assemble(config, hooks, clock, self._count_drop, self._sys_messages)
         self._terms = _client_terms(self._core)
         self._listeners: list[Listener] = []
         self._connections: dict[Client, asyncio.Task[None]] = {}
@@ -78,6 +69,8 @@ class Broker:
         self._background: set[asyncio.Task[None]] = set()  # wills and ends of sessions that wait for hooks
         self._stopping: asyncio.Event | None = None
         self._started = False
+        self._stop: asyncio.Task[None] | None = None  # one for all who want it
+        self._locals: set[LocalSubscription] = set()
         self._local_ids = 0
         self._sys_at = clock()
 
@@ -100,7 +93,7 @@ class Broker:
         """
         if self._started:
             raise BrokerError("the broker is started already")
-        self._started = True
+        self._started, self._stop = True, None
         self._stopping = asyncio.Event()
         self._core.stats.started_at = self._core.clock()
         try:
@@ -149,19 +142,34 @@ class Broker:
     async def stop(self) -> None:
         """Accept nothing more, say 0x8B to 5.0 clients, let queues leave within `grace_time`, close.
 
-        Wills of sessions that end with their connection are published. Does nothing if not started.
+        Wills of sessions that end with their connection are published. Does nothing if not started, and
+        if it is at work already waits for its end. Cancelled, it gives up the grace time, not the rest.
         """
-        if not self._started:
-            return
+        if self._stop is None:
+            if not self._started:
+                return
+            self._stop = asyncio.create_task(self._stop_in_order())
+        try:
+            await asyncio.shield(self._stop)
+        except asyncio.CancelledError:
+            for client, task in self._connections.items():
+                client.abort(ServerShuttingDown("no time left"))
+                task.cancel()
+            await asyncio.wait([self._stop])
+            raise
+
+    async def _stop_in_order(self) -> None:
         self._started = False
         self.request_stop()
         for listener in self._listeners:
             await listener.stop()
+        await self._drain()
         if self._housekeeping is not None:
             self._housekeeping.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._housekeeping
-        await self._drain()
+        for local in tuple(self._locals):
+            local.close()
         self._listeners.clear()
         await self._core.hooks.stop()
         log.info("stopped")
@@ -296,12 +304,12 @@ class Broker:
             property_block(found, Place.PUBLISH)
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise ProtocolError(f"properties that no PUBLISH can carry: {error}") from error
-        interval = found.get("message_expiry_interval")
-        expires_at = None if interval is None else self._core.clock() + interval
         if not isinstance(payload, str | bytes | bytearray | memoryview):
             raise TypeError(f"payload is bytes or str, not {type(payload).__name__}")
         data = payload.encode() if isinstance(payload, str) else bytes(payload)
-        return Message(topic_name, data, qos, retain, found, "", expires_at)
+        message = Message(topic_name, data, qos, retain, found)
+        set_expiry(message, self.config.limits.message_expiry_interval, self._core.clock())
+        return message
 
     def subscribe(
         self, topic_filter: str, *, qos: int = 2, retained: bool = True, maximum: int = 10_000
@@ -323,6 +331,7 @@ class Broker:
         )
         subscription = Subscription(topic_filter, qos, retain_as_published=True, share_name=share_name)
         self._core.tree.subscribe(local, subscription)
+        self._locals.add(local)
         if retained and not share_name:
             for message in (*self._sys_messages(bare), *self._core.retained.find(bare, self._core.clock())):
                 if message is not None:
@@ -331,6 +340,7 @@ class Broker:
 
     def _unsubscribe_local(self, subscriber: LocalSubscription, topic_filter: str) -> None:
         self._core.tree.unsubscribe(subscriber, topic_filter)
+        self._locals.discard(subscriber)
 
     @property
     def clients(self) -> Mapping[str, Client]:
@@ -359,7 +369,7 @@ class Broker:
         text = "disconnected by the broker's program"
         client.end(MqttError(text, reason, server_reference=server_reference))
         task = self._connections.get(client)
-        if task is not None and task is not asyncio.current_task():
+        if task is not None and asyncio.current_task() not in (task, client.greeting):
             await asyncio.wait([task], timeout=self.config.capacity.grace_time)
         return True
 
@@ -435,49 +445,6 @@ def _ssl_context(config: Config) -> ssl.SSLContext | None:
         client_certificates=tls.client_certificates,
         minimum=tls.minimum_version,
         ciphers=tls.ciphers or None,
-    )
-
-
-def _assemble(
-    config: Config,
-    hooks: Sequence[HookBase],
-    clock: Callable[[], float],
-    dropped: Callable[[str, Message | None, str], None],
-    sys_messages: Callable[[str], Iterator[Message]],
-) -> Core:
-    capacity, limits = config.capacity, config.limits
-    budget = ByteBudget(capacity.maximum_bytes)
-    dispatch_hooks = Hooks(hooks, capacity.hook_timeout)
-    tree: SubscriptionTree[Any] = SubscriptionTree(config.protocol.overlap)
-    retained = MemoryRetainedStore(
-        capacity.maximum_retained_messages, capacity.maximum_retained_bytes, budget
-    )
-    terms = Terms(
-        clock=clock,
-        budget=budget,
-        dropped=dropped,
-        overhead=OVERHEAD,
-        maximum_queued_messages=limits.maximum_queued_messages,
-        maximum_queued_bytes=limits.maximum_queued_bytes,
-        queue_full=limits.queue_full,
-        queue_qos_0=limits.queue_qos_0,
-    )
-    return Core(
-        config=config,
-        clock=clock,
-        hooks=dispatch_hooks,
-        stats=Stats(clock()),
-        budget=budget,
-        tree=tree,
-        retained=retained,
-        router=Router(tree, retained, dispatch_hooks, clock, dropped, config.protocol.shared_choice),
-        sessions=SessionManager(terms),
-        turns=ClientTurns(),
-        clients={},
-        users=Counter(),
-        connect_rate=Rate(capacity.maximum_connect_rate),
-        dropped=dropped,
-        sys_messages=sys_messages,
     )
 
 

@@ -37,6 +37,7 @@ from broker.transport.base import Connection
 log = logging.getLogger("broker.client")
 
 ACK = Struct(">BBH")  # PUBACK, PUBREC, PUBREL and PUBCOMP with Reason Code 0x00, in every version
+TURN = 10_000  # deliveries that one read may cause before everybody else has a turn of the loop
 SHORTEST_CONNACK = 5  # bytes: all that is safe to send while CONNECT was not understood
 PACKET_ID = Struct(">H")
 
@@ -204,10 +205,14 @@ class Client:
             if packets:
                 stats.messages_received += len(packets)
                 self.handling = True
+                turn_ends = stats.publish_sent + TURN
                 for packet in packets:
                     await dispatch(self, packet)
                     if self.ending is not None:
                         return
+                    if stats.publish_sent > turn_ends:
+                        await asyncio.sleep(0)
+                        turn_ends = stats.publish_sent + TURN
                 self.handling = False
                 self.last_packet_at = terms.clock()  # our own time is not the client's silence [B08]
             if reader.error is not None:
@@ -308,6 +313,7 @@ class Client:
             self._check_connected(now, limits)
         elif not self.handling:
             self._check_early(now - self.accepted_at, limits)
+        self.outbound.resume_feed()
         if self.outbound.stalled(now):
             self.abort(MqttError(f"the socket took nothing for {limits.send_timeout:g} s"))
             self._cancel()
@@ -381,6 +387,7 @@ class Client:
         left = None
         if message.expires_at is not None:
             left = remaining(message.expires_at, self._terms.clock())
+            left = min(left, message.properties.get("message_expiry_interval", left))
         alias, with_topic = 0, True
         if self.outbound_aliases is not None:
             alias, with_topic = self.outbound_aliases.find(message.topic_name)

@@ -1,24 +1,29 @@
-"""Core: the things that handlers share, in one frozen dataclass without methods."""
+"""Core: the things that handlers share, in one frozen dataclass without methods; how they are made."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from broker.client import Client
 from broker.config import Config
+from broker.hook.base import HookBase
 from broker.hook.hooks import Hooks
 from broker.hook.limits import Rate
 from broker.hook.stats import Stats
 from broker.packet.message import Message
 from broker.router import Router
 from broker.session.manager import SessionManager
+from broker.session.session import Terms
 from broker.session.turns import ClientTurns
 from broker.store.base import RetainedStore
 from broker.store.budget import ByteBudget
+from broker.store.memory import MemoryRetainedStore
 from broker.topic.tree import SubscriptionTree
+
+OVERHEAD = 300  # bytes that the objects around a message or a subscription take, about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,3 +45,47 @@ class Core:
     connect_rate: Rate
     dropped: Callable[[str, Message | None, str], None]
     sys_messages: Callable[[str], Iterator[Message]]  # filter -> what `$SYS` says now
+
+
+def assemble(
+    config: Config,
+    hooks: Sequence[HookBase],
+    clock: Callable[[], float],
+    dropped: Callable[[str, Message | None, str], None],
+    sys_messages: Callable[[str], Iterator[Message]],
+) -> Core:
+    """The shared things of one broker, empty."""
+    capacity, limits = config.capacity, config.limits
+    budget = ByteBudget(capacity.maximum_bytes)
+    dispatch_hooks = Hooks(hooks, capacity.hook_timeout)
+    tree: SubscriptionTree[Any] = SubscriptionTree(config.protocol.overlap)
+    retained = MemoryRetainedStore(
+        capacity.maximum_retained_messages, capacity.maximum_retained_bytes, budget
+    )
+    terms = Terms(
+        clock=clock,
+        budget=budget,
+        dropped=dropped,
+        overhead=OVERHEAD,
+        maximum_queued_messages=limits.maximum_queued_messages,
+        maximum_queued_bytes=limits.maximum_queued_bytes,
+        queue_full=limits.queue_full,
+        queue_qos_0=limits.queue_qos_0,
+    )
+    return Core(
+        config=config,
+        clock=clock,
+        hooks=dispatch_hooks,
+        stats=Stats(clock()),
+        budget=budget,
+        tree=tree,
+        retained=retained,
+        router=Router(tree, retained, dispatch_hooks, clock, dropped, config.protocol.shared_choice),
+        sessions=SessionManager(terms),
+        turns=ClientTurns(),
+        clients={},
+        users=Counter(),
+        connect_rate=Rate(capacity.maximum_connect_rate),
+        dropped=dropped,
+        sys_messages=sys_messages,
+    )

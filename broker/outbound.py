@@ -35,6 +35,7 @@ class Outbound:
         "_feed",
         "_limits",
         "_packets",
+        "_pending_counted",
         "_pending_seen",
         "_resumed",
         "_stats",
@@ -67,6 +68,7 @@ class Outbound:
         self._blocked_since = 0.0
         self._control_bytes = 0
         self._pending_seen = 0
+        self._pending_counted = 0  # in the byte budget
         self._waker: asyncio.Future[None] | None = None
         self._unblocked: asyncio.Future[None] | None = None
         self._feed: dict[str, list[Iterator[int]]] | None = None
@@ -124,9 +126,9 @@ class Outbound:
         """Write *data* now, behind what was written before."""
         self._stats.bytes_sent += len(data)
         self._connection.write(data)
-        pending = self._connection.pending()
+        pending = self._count_pending()
         if pending and not self.blocked:
-            if pending >= self._limits.maximum_outbound_bytes:
+            if pending >= self._limits.maximum_outbound_bytes or self.budget.spent:
                 self._block(pending)
             self._wake()  # the write loop gives the socket a turn before it calls it blocked
 
@@ -134,6 +136,14 @@ class Outbound:
         self.blocked = True
         self._blocked_since = self._clock()
         self._pending_seen = pending
+
+    def _count_pending(self) -> int:
+        """Keep what the connection holds in the budget; gives it."""
+        pending = self._connection.pending()
+        if pending != self._pending_counted:
+            self.budget.take_anyway(pending - self._pending_counted)
+            self._pending_counted = pending
+        return pending
 
     async def write_loop(self) -> None:
         """Write once per turn of the loop; wait for the socket when it takes no more. Until cancelled."""
@@ -153,7 +163,7 @@ class Outbound:
         self.flush()
         if self._connection.pending():
             await asyncio.sleep(0)
-            pending = self._connection.pending()
+            pending = self._count_pending()
             if pending and not self.blocked:
                 self._block(pending)
 
@@ -171,6 +181,7 @@ class Outbound:
         self.blocked = self.full = False
         self._control_bytes = 0
         self._release()
+        self._count_pending()
         self.flush()
         self._tell_unblocked()
         self._resumed()
@@ -214,6 +225,8 @@ class Outbound:
         """Nothing is written any more."""
         self._closed = True
         self.discard()
+        self.budget.give(self._pending_counted)  # the connection lingers for a moment only
+        self._pending_counted = 0
         self._feed = None
         self._tell_unblocked()
 

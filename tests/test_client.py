@@ -25,9 +25,9 @@ from broker import (
     ReasonCode,
     Version,
 )
-from broker.broker import OVERHEAD
 from broker.client import Client, ClientTerms, Phase
 from broker.config import Protocol
+from broker.core import OVERHEAD
 from broker.handle import dispatch as dispatching
 from broker.hook.stats import Stats
 from broker.outbound import UNREAD_ACKS
@@ -577,6 +577,46 @@ async def test_send_timeout_ends_a_socket_that_takes_nothing() -> None:
 
 
 # ---- bursts, and peers that do not read
+
+
+@pytest.mark.parametrize(
+    ("blocked", "packets", "spent", "reason"),
+    [
+        (False, 0, True, None),  # it leaves at once and holds nothing
+        (False, 300, False, None),
+        (True, 0, False, None),
+        (True, 9, False, None),
+        (True, 10, False, "outbound_full"),
+        (True, 0, True, "memory"),
+        (True, 10, True, "outbound_full"),
+    ],
+)
+@run_async
+async def test_what_is_dropped_for_a_socket_that_takes_no_more(
+    blocked: bool, packets: int, spent: bool, reason: str | None
+) -> None:
+    async with running(maximum_outbound_packets=10) as (bench, _):
+        publish = bench.client.publish
+        if blocked:
+            bench.wire.stuck = True
+            publish(Message("t"), 0, False, ())
+            await turns()
+        for _ in range(packets):
+            publish(Message("t"), 0, False, ())
+        assert not bench.drops
+        if spent:
+            bench.budget.take_anyway(bench.budget.maximum)
+        assert publish(Message("t"), 0, False, ()) is (reason is None)
+        assert bench.drops == ({reason: 1} if reason else {})
+        assert publish(Message("t", b"", 1), 1, False, (), 1) is True, (
+            "QoS 1 and 2 are the session's business"
+        )
+        bench.client.send(Pingresp())
+        bench.wire.let_go()
+        await turns()
+        assert bench.wire.sent().endswith(b"\xd0\x00")
+        if spent:
+            bench.budget.give(bench.budget.maximum)
 
 
 @run_async

@@ -51,6 +51,7 @@ async def handle_pubrel(core: Core, client: Client, packet: Pubrel) -> None:
     if client.receiving is not None:
         client.receiving.discard(packet.packet_id)
     client.acknowledge(PUBCOMP, packet.packet_id)
+    client.outbound.resume_feed()
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Coroutine
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from broker.client import Client
 from broker.core import Core
 from broker.errors import MqttError, ProtocolError, ReasonCode
+from broker.handle.publish import set_expiry
 from broker.hook.base import ClientInfo
 from broker.packet.message import Message
 from broker.packet.packets import Disconnect
@@ -72,6 +74,8 @@ async def leave(core: Core, client: Client) -> None:
     count_user(core, client, None)
     if not session.detach(client.epoch):
         return
+    if client.greeting is not None:
+        await asyncio.wait([client.greeting])  # hooks hear of a beginning before its end
     if client.normal:
         session.set_will(None)
     if session.expiry_interval == 0:
@@ -139,10 +143,9 @@ async def publish_will(core: Core, session: Session) -> None:
 
 def _fresh(core: Core, will: PendingWill) -> Message:
     """The will's message; its expiry counts from now [B16]."""
-    interval = will.message.properties.get("message_expiry_interval")
-    if interval is None:
-        return will.message
-    return will.message.with_(expires_at=core.clock() + interval)
+    message = will.message.with_()
+    set_expiry(message, core.config.limits.message_expiry_interval, core.clock())
+    return message
 
 
 def due_work(core: Core, now: float) -> list[Coroutine[Any, Any, None]]:

@@ -120,14 +120,19 @@ def _message(core: Core, client: Client, packet: Publish, topic_name: str) -> Me
     message = Message(topic_name, packet.payload, packet.qos, retain, properties, client.info.client_id)
     if properties:
         message.properties = travelling(properties)
-    interval = properties.get("message_expiry_interval") if properties else None
-    cap = core.config.limits.message_expiry_interval
-    if cap and (interval is None or interval > cap):
-        interval = cap
-        message.properties = {**message.properties, "message_expiry_interval": cap}
-    if interval is not None:
-        message.expires_at = core.clock() + interval
+    if properties or core.config.limits.message_expiry_interval:
+        set_expiry(message, core.config.limits.message_expiry_interval, core.clock())
     return message
+
+
+def set_expiry(message: Message, most: int, now: float) -> None:
+    """Its deadline, counted from *now*; *most* caps the interval in seconds, 0: no cap [B16]."""
+    interval = message.properties.get("message_expiry_interval")
+    if most and (interval is None or interval > most):
+        interval = most
+        message.properties = {**message.properties, "message_expiry_interval": most}
+    if interval is not None:
+        message.expires_at = now + interval
 
 
 def check_publish_topic(core: Core, topic_name: str) -> None:

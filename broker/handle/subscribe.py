@@ -54,9 +54,9 @@ async def handle_subscribe(core: Core, client: Client, packet: Subscribe) -> Non
         else:
             granted.append((subscription, _subscribe(core, client, session, subscription)))
             codes.append(subscription.qos)
-    found = [await _retained_for(core, session, *grant) for grant in granted]
     refused = next((error for error in decided if isinstance(error, MqttError)), None)
     client.send(Suback(packet.packet_id, codes, client.explain(refused) if refused else NO_PROPERTIES))
+    found = [await _retained_for(core, session, *grant) for grant in granted]
     left = AT_ONCE
     for (subscription, _), messages in zip(granted, found, strict=True):
         left = _send_retained(core, client, session, subscription, messages, left)

@@ -82,9 +82,11 @@ class Message:
             self._block = property_block(rest, Place.PUBLISH)
         return self._block
 
-    def forget_frames(self) -> None:
-        """It will wait: its encoded copies can be made again."""
-        self._frames = None
+    def bare(self) -> Message:
+        """A copy to keep: without the encoded frames, which can be made again."""
+        copy = self.with_()
+        copy.original, copy._size = self.original, self._size
+        return copy
 
     def with_(self, **changes: Any) -> Message:
         """A copy with other fields and without caches; an unknown field raises AttributeError."""

@@ -71,6 +71,7 @@ class Session:
 
     __slots__ = (
         "_queue_expires_at",
+        "_queued_qos_0",
         "bytes",
         "client_id",
         "disconnect_slow",
@@ -98,6 +99,7 @@ class Session:
         self.inflight = Inflight()
         self.queue: deque[Delivery] = deque()
         self.queued_bytes = 0
+        self._queued_qos_0 = 0  # while any waits, later QoS 0 waits behind it [B12]
         self.bytes = 0
         self.fixed_bytes = 0
         self._queue_expires_at = NEVER  # the earliest deadline in the queue, or earlier
@@ -147,7 +149,7 @@ class Session:
         retain = message.retain and subscription.retain_as_published
         link = self.link
         if qos == 0:
-            if link is not None:
+            if link is not None and not self._queued_qos_0:
                 link.publish(message, 0, retain and self.keeps_retain, subscription.identifiers)
                 return
             if not self.terms.queue_qos_0:
@@ -160,9 +162,9 @@ class Session:
         """A retained message because of a SUBSCRIBE: RETAIN is 1 [MQTT5 3.3.1.3]."""
         qos = min(qos, message.qos)
         if qos == 0 and self.link is not None:
-            self.link.publish(message.with_(), 0, True, identifiers)  # a copy: frames are not for the store
+            self.link.publish(message.bare(), 0, True, identifiers)  # a copy: frames are not for the store
         elif qos > 0:
-            self.keep(Delivery(message.with_(), qos, True, identifiers, requested=True))
+            self.keep(Delivery(message.bare(), qos, True, identifiers, requested=True))
 
     def keep(self, delivery: Delivery) -> None:
         """Send *delivery* at once if its turn has come, else queue it."""
@@ -213,9 +215,10 @@ class Session:
             self._queue_expires_at = min(self._queue_expires_at, message.expires_at)
         if self._is_full(len(self.queue) + 1) and not self._make_room(delivery):
             return
-        message.forget_frames()
+        delivery.message = message.bare()
         self.queue.append(delivery)
         self.queued_bytes += message.size
+        self._queued_qos_0 += delivery.qos == 0
 
     def _is_full(self, messages: int, more: int = 0) -> bool:
         """Whether *messages* in the queue, and *more* bytes than now, are too many."""
@@ -254,13 +257,17 @@ class Session:
             if reason == "queue_full" and not self._is_full(len(self.queue) + 1):
                 return
             self.queue.remove(queued)
-            self.queued_bytes -= queued.message.size
+            self._left_queue(queued)
             self._drop(queued, reason)
 
     def _take_next(self) -> Delivery:
         delivery = self.queue.popleft()
-        self.queued_bytes -= delivery.message.size
+        self._left_queue(delivery)
         return delivery
+
+    def _left_queue(self, delivery: Delivery) -> None:
+        self.queued_bytes -= delivery.message.size
+        self._queued_qos_0 -= delivery.qos == 0
 
     def _drop(self, delivery: Delivery, reason: str) -> None:
         self._release(delivery)
@@ -390,7 +397,12 @@ class Session:
         if self.link is not None:
             if not self.link.fits(message, qos, subscription.identifiers):
                 return Turn.REFUSES
-            return Turn.READY if qos == 0 or (self.ready and not self.queue) else Turn.FULL
+            if qos == 0:
+                return Turn.FULL if self.link.full else Turn.READY
+            if self.ready and not self.queue:
+                return Turn.READY
+            full = self._is_full(len(self.queue) + 1, message.size + self.terms.overhead)
+            return Turn.REFUSES if full else Turn.FULL
         if qos == 0 or self._is_full(len(self.queue) + 1, message.size + self.terms.overhead):
             return Turn.REFUSES
         return Turn.OFFLINE
@@ -411,7 +423,7 @@ class Session:
             gone = set(map(id, taken))
             self.queue = deque(d for d in self.queue if id(d) not in gone)
         for delivery in taken:
-            self.queued_bytes -= delivery.message.size
+            self._left_queue(delivery)
             self._release(delivery)
         return taken
 
@@ -433,7 +445,7 @@ class Session:
         for packet_id in tuple(self.inflight.held):
             self.let_go(packet_id)
         self.queue.clear()
-        self.queued_bytes = 0
+        self.queued_bytes = self._queued_qos_0 = 0
         self.inflight = Inflight()
         self.subscriptions.clear()
         will = self.will.message.size if self.will is not None else 0

@@ -35,7 +35,7 @@ class MemoryRetainedStore:
         growth = self._growth(message) if owned else self.check(message)
         self._budget.take_anyway(growth)
         self._changes += 1
-        self._index.set(message.topic_name, (self._changes, message.with_()))  # without cached frames
+        self._index.set(message.topic_name, (self._changes, message.bare()))
         self.size += growth
         if message.expires_at is not None:
             self._note_deadline(message.expires_at, message.topic_name)

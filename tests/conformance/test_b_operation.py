@@ -29,6 +29,7 @@ from tests.conformance.test_mqtt5_websocket import (
     expect_web_close,
     in_binary,
     names_in,
+    next_frame,
     send_frames,
     upgraded,
     web_client,
@@ -269,21 +270,21 @@ def test_b10__refusals_are_in_pubrec(serve: Serve) -> None:
 
 
 def test_b10__held_messages_count(serve: Serve) -> None:
-    server = serve(receive_maximum=2, maximum_bytes=3000)
+    server = serve(receive_maximum=2, maximum_bytes=30_000)
     client = server.connect("p", session_expiry_interval=60)
     for packet_id in (1, 2):
-        client.send(wire.publish("t", b"x" * 1000, qos=2, packet_id=packet_id))
+        client.send(wire.publish("t", b"x" * 10_000, qos=2, packet_id=packet_id))
         client.expect("PUBREC", packet_id=packet_id, reason_code=0x10)
     client.send(wire.publish("t", b"x", qos=2, packet_id=3))
     client.expect_close(0x93)
     client = again(client, server)
-    client.send(wire.publish("t", b"x" * 1000, qos=2, packet_id=3))  # 2000 bytes are held already
+    client.send(wire.publish("t", b"x" * 10_000, qos=2, packet_id=3))  # 20,000 bytes are held already
     client.expect("PUBREC", packet_id=3, reason_code=QUOTA_EXCEEDED)
     client.release(1)
-    client.publish("t", b"x" * 1000, 2, packet_id=3, reason=0x10)
+    client.publish("t", b"x" * 10_000, 2, packet_id=3, reason=0x10)
     client.release(2)
     client.disconnect(0, {"session_expiry_interval": 0})
-    server.connect("p").publish("t", b"x" * 2900, 2, reason=0x10)
+    server.connect("p").publish("t", b"x" * 25_000, 2, reason=0x10)
 
 
 def test_b10__held_messages_keep_their_expiry_clock(server: Server) -> None:
@@ -481,12 +482,12 @@ def test_b11__full_queue_of_a_connected_client(serve: Serve, setting: str) -> No
 
 
 def test_b11__queue_limit_in_bytes(serve: Serve) -> None:
-    server = serve(maximum_queued_bytes=3000)
+    server = serve(maximum_queued_bytes=30_000)  # each message counts with some 300 bytes more
     offline(server)
     publisher = server.connect("p")
-    for n, size in enumerate((1000, 1000, 1500, 900, 1)):
+    for n, size in enumerate((10_000, 10_000, 15_000, 8_000, 1)):
         publisher.publish("t", f"{n}" * size, 1, reason=0x00)
-    resume(server).expect_messages("0" * 1000, "1" * 1000, "3" * 900, "4")
+    resume(server).expect_messages("0" * 10_000, "1" * 10_000, "3" * 8_000, "4")
 
 
 def test_b11__qos_0_is_dropped_first(serve: Serve) -> None:
@@ -623,6 +624,24 @@ def test_b12__qos_0_keeps_its_order(serve: Serve) -> None:
     client = resume(server)
     payloads = [int(packet.payload or b"") for packet in client.drain()]
     assert [n for n in payloads if n % 2 == 0 or n >= 20] == list(range(20, 30))
+
+
+def test_b12__live_qos_0_stays_behind_queued_qos_0(serve: Serve) -> None:
+    server = serve(queue_qos_0=True)
+    offline(server)
+    publisher = server.connect("p")
+    for payload, qos in (("1", 1), ("2", 1), ("old", 0)):
+        publisher.publish("t", payload, qos)
+    client = resume(server, receive_maximum=1)
+    publisher.publish("t", b"new", 0)
+    found: list[wire.Packet] = []
+    while batch := client.drain():
+        found += batch
+        for packet in batch:
+            if packet.qos:
+                client.ack(packet)
+    assert [packet.payload for packet in found if packet.qos == 0] == [b"old", b"new"]
+    assert [packet.payload for packet in found if packet.qos == 1] == [b"1", b"2"]
 
 
 def test_b12__answers_in_the_order_of_the_requests(serve: Serve) -> None:
@@ -971,7 +990,7 @@ def test_b28__fragments_with_control_frames_between(server: Server) -> None:
         (PONG, b"", True), (CONTINUATION, b"", False), (PING, b"2", True), (CONTINUATION, raw[2:], True),
         (BINARY, b"", True),
     )  # fmt: skip
-    assert [websocket.recv_frame(1.0), websocket.recv_frame(1.0)] == [(PONG, b"1"), (PONG, b"2")]
+    assert [next_frame(websocket), next_frame(websocket)] == [(PONG, b"1"), (PONG, b"2")]
     client.expect("PUBACK", packet_id=7)
     client.expect_nothing()
 
@@ -1064,7 +1083,7 @@ def test_b28__close_1000_after_disconnect(server: Server) -> None:
     watcher.expect_nothing()
     client, websocket = web_connected(server)
     client.send(bytes.fromhex("C1 00"))
-    found = websocket.recv_frame(1.0)
+    found = next_frame(websocket)
     assert found is not None and found[0] == BINARY and names_in(found[1]) == ["DISCONNECT"]
     expect_web_close(websocket, 1000)
     watcher.expect("PUBLISH", payload="will")
@@ -1078,8 +1097,8 @@ def test_b28__an_end_without_disconnect_is_abnormal(server: Server, way: str) ->
     if way.startswith("close"):
         payload = b"\x03\xe8" if way == "close frame" else b""
         websocket.send_frame(CLOSE, payload)
-        assert websocket.recv_frame(1.0) == (CLOSE, payload)
-        assert websocket.recv_frame(1.0) is None
+        assert next_frame(websocket) == (CLOSE, payload)
+        assert next_frame(websocket) is None
     else:
         (client.drop if way == "fin" else client.reset)()
     watcher.expect("PUBLISH", payload="will")
@@ -1095,7 +1114,7 @@ def test_b28__websocket_pings_are_no_sign_of_life(server: Server, mqtt: bool) ->
             client.expect_nothing()
         elif n < 2:
             websocket.send_frame(PING, b"alive")
-            assert websocket.recv_frame(1.0) == (PONG, b"alive")
+            assert next_frame(websocket) == (PONG, b"alive")
     if mqtt:
         client.expect_nothing()
     else:
@@ -1444,16 +1463,16 @@ def test_b32__user_properties(serve: Serve) -> None:
 
 
 def test_b32__sessions_and_bytes(serve: Serve) -> None:
-    server = serve(maximum_sessions=3, maximum_bytes=5000)
+    server = serve(maximum_sessions=3, maximum_bytes=80_000)
     for name in "ab":
         offline(server, client_id=name)
     client = server.connect("c")
     refused_connect(server, "d", QUOTA_EXCEEDED)
     refused_connect(server, "d", 3, version=4)
-    for _ in range(10):  # 2 sessions x 1000 bytes each
-        client.publish("t", b"x" * 1000, 1, reason=0)
+    for _ in range(10):  # twice 10 kB each; a session takes some 3 kB, a message some 300 bytes more
+        client.publish("t", b"x" * 10_000, 1, reason=0)
     client.disconnect()
-    assert len(resume(server, "a").drain()) + len(resume(server, "b").drain()) == 4
+    assert len(resume(server, "a").drain()) + len(resume(server, "b").drain()) == 6
 
 
 def test_b32__write_buffer(serve: Serve) -> None:

@@ -141,6 +141,17 @@ def test_the_only_free_one_is_found_wherever_it_is(free: int) -> None:
     assert everything[free - 1].state is State.DONE
 
 
+def test_a_wide_window_does_not_make_an_identifier_free() -> None:
+    inflight = opened()
+    for _ in range(65535):
+        started(inflight)
+    inflight.open(65535)  # a new connection, which has resent nothing yet
+    assert inflight.used == 0 and not inflight.room
+    inflight.acknowledge(4711, PUBACK, 0)
+    assert inflight.room
+    assert started(inflight).packet_id == 4711
+
+
 # ---- the window, over connections
 
 

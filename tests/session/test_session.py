@@ -439,16 +439,34 @@ def test_turn_of_a_connected_member(qos: int) -> None:
     ask = message(b"x", qos)
     assert bench.session.turn(ask, SHARED) is Turn.READY
     bench.deliver(b"1")
-    full = Turn.READY if qos == 0 else Turn.FULL
-    assert bench.session.turn(ask, SHARED) is full
+    passes = Turn.READY if qos == 0 else Turn.FULL
+    assert bench.session.turn(ask, SHARED) is passes
     bench.session.acknowledge(1, PUBACK, 0)
     link.full = True
-    assert bench.session.turn(ask, SHARED) is full
+    assert bench.session.turn(ask, SHARED) is Turn.FULL
     bench.deliver(b"2")
     link.full = False
-    assert bench.session.turn(ask, SHARED) is full, "something waits already"
+    assert bench.session.turn(ask, SHARED) is passes, "something waits already"
     link.too_large.add(b"x")
     assert bench.session.turn(ask, SHARED) is Turn.REFUSES
+
+
+def test_turn_of_a_connected_member_whose_queue_is_full() -> None:
+    bench = Bench(maximum_queued_messages=1)
+    bench.attach(window=0)
+    bench.deliver(b"1")
+    assert bench.session.turn(message(b"x", 1), SHARED) is Turn.REFUSES, "another member may have room"
+    assert bench.session.turn(message(b"x", 0), SHARED) is Turn.READY
+
+
+def test_qos_0_waits_behind_queued_qos_0() -> None:
+    bench = Bench(queue_qos_0=True)
+    bench.deliver(b"old", qos=0)
+    link = bench.attach(window=1)
+    bench.deliver(b"new", qos=0)
+    bench.session.pump()
+    bench.deliver(b"last", qos=0)
+    assert link.payloads() == [b"old", b"new", b"last"]
 
 
 def test_turn_goes_by_the_lower_qos() -> None:
