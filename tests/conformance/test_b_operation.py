@@ -1295,11 +1295,11 @@ def test_b29__required_certificate(serve: Serve, authority: Authority, shown: st
 def test_b29__handshake_timeout(serve: Serve, authority: Authority) -> None:
     """Those who say nothing hold up nobody, and are closed without a word of MQTT."""
     server = serve(**authority.server_side(handshake_timeout=0.3))
-    port = int(server.address("tls").rpartition(":")[2])
+    port, context = int(server.address("tls").rpartition(":")[2]), authority.client_side()
     silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
     silent[0].sendall(b"\x16\x03\x01")  # the beginning of a record
     start = time.monotonic()
-    tls_client(server, authority.client_side()).connect("c")
+    tls_client(server, context).connect("c")
     assert time.monotonic() - start < 0.3
     for sock in silent:
         sock.settimeout(2)
