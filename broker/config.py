@@ -190,6 +190,7 @@ class Tls(Section):
     key: str = ""  # PEM; empty: in the certificate file
     client_ca: str = ""  # PEM of the authorities that sign client certificates
     client_certificates: Literal["none", "optional", "required"] = "none"
+    user_name: Literal["connect", "common_name", "san"] = "connect"  # where a client's User Name is from
     minimum_version: Literal["1.2", "1.3"] = "1.2"
     ciphers: str = ""
     handshake_timeout: Timeout = 10.0  # seconds

@@ -54,7 +54,7 @@ async def handle_connect(core: Core, client: Client, packet: Connect) -> None:
     client.maximum_packet_size = properties.get("maximum_packet_size")
     client.problem_information = bool(properties.get("request_problem_information", 1))
     _check_connect(core, packet)
-    _introduce(client, packet)
+    _introduce(core, client, packet)
     if "authentication_method" in properties:
         await begin_authentication(core, client, packet, accept)
     else:
@@ -103,15 +103,28 @@ def _check_will(core: Core, will: Will) -> None:
         raise PayloadFormatInvalid("the will's payload is not UTF-8")
 
 
-def _introduce(client: Client, packet: Connect) -> None:
+def _introduce(core: Core, client: Client, packet: Connect) -> None:
     info = client.info
     info.client_id = packet.client_id
     info.version = packet.version
+    if core.config.tls.user_name != "connect" and info.certificate is not None:
+        packet.user_name = certificate_name(info.certificate, core.config.tls.user_name)
     info.user_name = packet.user_name
     info.password = packet.password
     info.clean_start = packet.clean_start
     info.keep_alive = packet.keep_alive
     info.authentication_method = packet.properties.get("authentication_method")
+
+
+def certificate_name(certificate: dict[str, Any], source: str) -> str | None:
+    """The Common Name of a verified certificate, or its first Subject Alternative Name; None without [B29].
+
+    *certificate* is in the form of `SSLSocket.getpeercert()`.
+    """
+    if source == "san":
+        return next((value for _, value in certificate.get("subjectAltName", ())), None)
+    names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+    return names[-1] if names else None
 
 
 async def accept(core: Core, client: Client, packet: Connect, announcements: dict[str, Any]) -> None:

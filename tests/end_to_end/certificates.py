@@ -37,10 +37,11 @@ class Certificates:
             leaf.private_key_and_cert_chain_pem.write_to_path(folder / f"{name}.pem")
         return cls(str(ca), *(str(folder / f"{name}.pem") for name in leaves))
 
-    def tls(self, client_certificates: str = "none") -> Tls:
+    def tls(self, client_certificates: str = "none", **more: str) -> Tls:
         """The broker's settings."""
         client_ca = "" if client_certificates == "none" else self.ca
-        return Tls(certificate=self.server, client_ca=client_ca, client_certificates=client_certificates)
+        mode = client_certificates
+        return Tls(certificate=self.server, client_ca=client_ca, client_certificates=mode, **more)
 
     def context(self, identity: str | None = None) -> ssl.SSLContext:
         """A client's side: trusts our authority, and shows *identity* (a path) if asked."""

@@ -71,6 +71,21 @@ def test_a_client_certificate_can_be_optional(serve: Serve, certificates: Certif
     assert seen.subjects == [f"{scheme}: a client", f"{scheme}: None"]
 
 
+@pytest.mark.parametrize(
+    ("setting", "user_name"),
+    [("common_name", "a client"), ("san", "client@example.org"), ("connect", None)],
+)
+def test_a_certificate_gives_the_user_name(
+    serve: Serve, certificates: Certificates, setting: str, user_name: str | None
+) -> None:
+    running = serve("tls", tls=certificates.tls("required", user_name=setting))
+    with connected(
+        running, "me", scheme="tls", certificates=certificates, identity=certificates.client
+    ) as client:
+        assert client.subscribe("a", 1) == 1
+        assert running.broker.clients["me"].info.user_name == user_name
+
+
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_both_versions_of_tls(serve: Serve, certificates: Certificates, version: ssl.TLSVersion) -> None:
     running = serve("tls")
