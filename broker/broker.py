@@ -164,6 +164,10 @@ class Broker:
         for listener in self._listeners:
             await listener.stop()
         await self._drain()
+        late = tuple(self._background)  # begun meanwhile
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
         if self._housekeeping is not None:
             self._housekeeping.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -177,11 +181,13 @@ class Broker:
     async def _drain(self) -> None:
         """End every connection; those that are not gone after the grace time are dropped."""
         clients = tuple(self._connections)
-        leaving = [asyncio.create_task(self._let_go(client)) for client in clients]
-        waiting = [*self._connections.values(), *leaving, *self._background]
+        goodbyes = [asyncio.create_task(self._let_go(client)) for client in clients]
+        ends = asyncio.get_running_loop().time() + self.config.capacity.grace_time
+        waiting = {*self._connections.values(), *goodbyes, *self._background}
         try:
-            if waiting:
-                await asyncio.wait(waiting, timeout=self.config.capacity.grace_time)
+            await _until(waiting, ends)
+            waiting |= {client.leaving for client in clients if client.leaving is not None}
+            await _until(waiting, ends)
         finally:
             for client in clients:
                 client.abort(ServerShuttingDown("the grace time is over"))
@@ -420,6 +426,12 @@ class Broker:
         if client is not None:
             client.count_drop(reason)
         core.hooks.on_dropped(client_id, message, reason)
+
+
+async def _until(tasks: set[asyncio.Task[None]], ends: float) -> None:
+    """Wait for *tasks*, but not after *ends* on the clock of the loop."""
+    if tasks:
+        await asyncio.wait(tasks, timeout=max(0.0, ends - asyncio.get_running_loop().time()))
 
 
 def transport_options(config: Config) -> TransportOptions:

@@ -93,7 +93,7 @@ class Client:
         "info",
         "keep_alive",
         "last_packet_at",
-        "left",
+        "leaving",
         "maximum_packet_size",
         "normal",
         "outbound",
@@ -119,7 +119,7 @@ class Client:
         self.phase = Phase.NEW
         self.ending: MqttError | None = None
         self.normal = False  # the client said DISCONNECT 0x00
-        self.left = False
+        self.leaving: asyncio.Task[None] | None = None  # what sees to its session afterwards
         self.handling = False
         self.greeting: asyncio.Task[None] | None = None  # the hooks that are told of the connection
         self.accepted_at = self.last_packet_at = terms.clock()

@@ -285,11 +285,12 @@ async def sleeper(broker: Broker, messages: int = 100, size: int = 2000) -> Peer
 async def test_stop_lets_a_slow_reader_take_what_is_queued() -> None:
     broker = memory_broker(config(grace_time=30))
     await broker.start()
+    broker.listeners[0]._linger = 0.01  # type: ignore[attr-defined]
     peer, quick = await sleeper(broker), Peer(broker)
     await quick.connect("quick")
     stopping = asyncio.create_task(broker.stop())
     assert (await quick.expect(Disconnect)).reason_code == 0x8B, "the others do not wait for it"
-    await turns(50)
+    await asyncio.sleep(0.05)  # far beyond the time that a closed connection lingers
     assert not stopping.done()
     got = [(await peer.expect(Publish)).payload[:3] for _ in range(100)]
     assert got == [b"%03d" % number for number in range(100)]
@@ -898,9 +899,9 @@ async def test_a_late_teardown_of_the_old_connection_never_touches_the_new_one(e
         await new.subscribe("t", qos=1)
         session = broker._core.sessions.get("c")
         assert session is not None
-        for left in (True, False):  # as it goes, and as if the takeover had not marked it
-            old.left = left
-            await leave(broker._core, old)
+        await leave(broker._core, old)
+        old.leaving = None  # as if the takeover had not marked it
+        await leave(broker._core, old)
         wire.incoming.put_nowait(ConnectionResetError("late"))
         await until(lambda: len(broker._connections) == 1)
         await broker.sweep()
@@ -967,6 +968,52 @@ async def test_a_will_that_waits_for_a_hook_holds_up_no_other_and_no_new_will() 
         watcher.close()
         assert [message.payload async for message in watcher] == [b"old"]
         sweeping.cancel()
+
+
+@run_async
+async def test_a_client_that_comes_back_in_the_moment_its_will_is_due() -> None:
+    clock = Clock()
+    async with memory_broker(config(), clock=clock) as broker:
+        watcher = broker.subscribe("will")
+        delayed = {"will_delay_interval": 5}
+        peer, back = Peer(broker), Peer(broker)
+        await peer.connect("c", will=Will("will", b"old", properties=delayed), properties=KEPT)
+        peer.drop()
+        await settle(broker, "c")
+        new = Will("will", b"new", properties=delayed)
+        async with broker._core.turns.of("c"):
+            back.send(Connect("c", clean_start=False, will=new, properties=KEPT))
+            await turns()
+            clock.now += 5
+            sweeping = asyncio.create_task(broker.sweep())
+            await turns()
+        assert (await back.expect(Connack)).session_present
+        await sweeping
+        session = broker._core.sessions.get("c")
+        assert session is not None and session.will is not None, "the new one is not due"
+        watcher.close()
+        assert [message.payload async for message in watcher] == [b"old"]
+
+
+@run_async
+async def test_a_client_that_comes_back_in_the_moment_its_session_ends() -> None:
+    clock = Clock()
+    async with memory_broker(config(), clock=clock) as broker:
+        peer, back = Peer(broker), Peer(broker)
+        await peer.connect("c", properties={"session_expiry_interval": 5})
+        peer.drop()
+        await settle(broker, "c")
+        async with broker._core.turns.of("c"):
+            back.send(Connect("c", clean_start=False, properties=KEPT))
+            await turns()
+            clock.now += 4.9  # in time; the sweep that looks a moment later must not end it
+            await turns()
+            session = broker._core.sessions.get("c")
+        assert (await back.expect(Connack)).session_present
+        clock.now += 5
+        await broker.sweep()
+        assert broker._core.sessions.get("c") is session
+        await back.expect_nothing()
 
 
 @run_async

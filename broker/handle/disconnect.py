@@ -40,8 +40,8 @@ async def serve_client(core: Core, client: Client) -> None:
     try:
         await client.run()
     finally:
-        if client.session is not None and not client.left:
-            async with core.turns.of(client.client_id):
+        if client.session is not None and client.leaving is None:
+            async with core.turns.of(client.session.client_id):
                 await leave(core, client)
         await _farewell(core, client)
 
@@ -62,13 +62,18 @@ async def _farewell(core: Core, client: Client) -> None:
 async def leave(core: Core, client: Client) -> None:
     """The connection of *client* does not hold its session any more: will, deadlines, shared messages.
 
-    Runs once for each connection, in the turn of its ClientID, whoever comes first: its own task, or the
-    one that takes the session over. The epoch keeps a late one from what belongs to its successor.
+    Done once for each connection, in the turn of its ClientID, whoever comes first: its own task, or the
+    one that takes the session over. It goes on by itself if that one is cancelled meanwhile.
     """
-    session = client.session
-    if client.left or session is None:
+    if client.session is None:
         return
-    client.left = True
+    if client.leaving is None:
+        client.leaving = asyncio.create_task(_leave(core, client, client.session))
+    await asyncio.shield(client.leaving)
+
+
+async def _leave(core: Core, client: Client, session: Session) -> None:
+    """The epoch keeps a late teardown from what belongs to its successor."""
     if core.clients.get(session.client_id) is client:
         del core.clients[session.client_id]
     count_user(core, client, None)

@@ -210,6 +210,10 @@ class Hooks:
             if task is None or task.cancelling() > before:
                 raise
             raise RuntimeError("the hook was cancelled from inside") from error
+        except Exception as error:
+            if task is not None and task.cancelling() > before:
+                raise asyncio.CancelledError from error
+            raise
         if task is not None and task.cancelling() > before:
             raise asyncio.CancelledError
         return result
