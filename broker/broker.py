@@ -275,8 +275,13 @@ class Broker:
     def _go_on(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        task.add_done_callback(self._went_on)
         return task
+
+    def _went_on(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("unexpected error in a will or the end of a session", exc_info=task.exception())
 
     # ---- the embedded interface
 

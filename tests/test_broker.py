@@ -1016,6 +1016,36 @@ async def test_a_client_that_comes_back_in_the_moment_its_session_ends() -> None
         await back.expect_nothing()
 
 
+def test_a_bug_at_a_deadline_is_logged_and_the_broker_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def publish_owned(message: Message) -> None:
+        raise ZeroDivisionError("a bug of ours")
+
+    async def run() -> None:
+        clock = Clock()
+        async with memory_broker(config(sweep_interval=0.005), clock=clock) as broker:
+            monkeypatch.setattr(broker._core.router, "publish_owned", publish_owned)
+            peer = Peer(broker)
+            will = Will("w", b"", properties={"will_delay_interval": 5})
+            await peer.connect("c", will=will, properties=KEPT)
+            peer.drop()
+            await settle(broker, "c")
+            clock.now += 5
+            async with asyncio.timeout(1):
+                while not caplog.records:
+                    await asyncio.sleep(0.005)
+            clock.now += 1000
+            async with asyncio.timeout(1):
+                while len(broker._core.sessions):
+                    await asyncio.sleep(0.005)
+
+    caplog.set_level(logging.ERROR)
+    asyncio.run(run())
+    [record] = caplog.records
+    assert record.exc_info and "a bug of ours" in str(record.exc_info[1])
+
+
 @run_async
 async def test_sweep_ends_sessions_and_forgets_retained_messages() -> None:
     clock = Clock()

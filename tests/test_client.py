@@ -210,6 +210,9 @@ async def test_what_waits_for_a_socket_that_takes_no_more_is_thrown_away(flush: 
         assert (b"waits" in (written := bench.wire.sent())) is flush
         assert written.endswith(DISCONNECTS[V5])
         assert bench.budget.used == 0
+        bench.client.publish(Message("t", b"late"), 0, False, ())
+        bench.client.acknowledge(0x40, 1)
+        assert bench.budget.used == 0, "nothing is taken any more, so nothing is held"
 
 
 @run_async
@@ -337,6 +340,27 @@ def test_a_bug_in_the_write_loop_is_logged_and_ends_that_client_alone(
     record = the_error(caplog)
     assert record.exc_info and "a bug of ours" in str(record.exc_info[1])
     assert "'bad'" in record.getMessage()
+
+
+def test_a_bug_in_the_write_loop_while_a_hook_waits(caplog: pytest.LogCaptureFixture) -> None:
+    def failing() -> Iterator[int]:
+        raise ZeroDivisionError("a bug of ours")
+        yield 1
+
+    async def run() -> None:
+        hook = Waiting()
+        async with memory_broker(BY_HAND, hooks=[hook]) as broker:
+            peer = Peer(broker)
+            await peer.connect("c")
+            peer.send(Publish("wait"))
+            await hook.entered.wait()
+            broker.clients["c"].outbound.feed("a", failing())
+            await until(lambda: len(hook.calls) == 2)
+            assert hook.calls == ["cancelled", "on_disconnect c 0x80"]
+            assert not broker.clients
+
+    asyncio.run(run())
+    assert the_error(caplog).exc_info
 
 
 # ---- cancelled while a hook waits

@@ -180,6 +180,16 @@ def test_an_offline_member_takes_what_is_handed_on_only_if_nobody_is_connected()
     assert (away.payloads(), here.payloads()) == ([], [b"1", b"2"])
 
 
+def test_what_has_expired_meanwhile_is_not_handed_on() -> None:
+    bench = Bench()
+    leaver, other = bench.add("leaver", "$share/g/t"), bench.add("other", "$share/g/t")
+    gone, here = delivery(b"gone"), delivery(b"here")
+    gone.message.expires_at, here.message.expires_at = bench.clock(), bench.clock() + 0.001
+    bench.router.hand_on(leaver, [gone, here])
+    assert other.payloads() == [b"here"]
+    assert bench.drops == [("leaver", b"gone", "expired")]
+
+
 # ---- hooks
 
 
@@ -231,6 +241,17 @@ def test_hooks_see_what_is_handed_on_too() -> None:
     bench.router.hand_on(leaver, [delivery(b"1")])
     assert other.got == []
     assert bench.drops == [("other", b"1", "not_authorized")]
+
+
+def test_what_is_handed_on_is_the_message_as_it_was_published() -> None:
+    bench = Bench(Censor())
+    leaver = bench.add("leaver", "$share/g/t")
+    bench.router.route(Message("t", b"x", 1))
+    other = bench.add("other", "$share/g/t")
+    [(message, _)] = leaver.got
+    assert message.payload == b"x for leaver"
+    bench.router.hand_on(leaver, [Delivery(message, 1, False, share="$share/g/t")])
+    assert other.payloads() == [b"x for other"], "and not what the hooks made of it for somebody else"
 
 
 def test_own_messages_go_through_the_hooks_as_well() -> None:

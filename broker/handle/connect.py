@@ -194,8 +194,9 @@ async def _authorize_will(core: Core, client: Client, packet: Connect) -> None:
 
 
 def _check_anonymous(core: Core, client: Client) -> None:
-    """Where nobody authenticates, the setting says who may come in without."""
-    if core.hooks.authenticates or client.info.authentication_method is not None:
+    """Where nobody authenticates, the setting says who may come in without; a certificate is a name."""
+    info = client.info
+    if core.hooks.authenticates or info.authentication_method is not None or info.certificate is not None:
         return
     anonymous = core.config.protocol.anonymous
     if anonymous == "never" or (anonymous == "loopback" and not client.info.local):

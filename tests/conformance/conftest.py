@@ -1,4 +1,4 @@
-"""Fixtures `server`, `serve` and `transport`; the option --transport; the marker tcp_only."""
+"""Fixtures, `server` and `serve` above all; the option --transport; the marker tcp_only."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 
 from broker.config import Config
 from broker.hook.base import HookBase
+from tests.conformance.certificates import Authority
+from tests.conformance.hooks import EnhancedAuth
 from tests.conformance.server import LoopThread, Server, configure
 from tests.conformance.transports import TRANSPORTS, seeded
 
@@ -84,3 +86,15 @@ def serve(request: pytest.FixtureRequest, transport: str, loop_thread: LoopThrea
 def server(serve: Serve) -> Server:
     """A broker with default settings."""
     return serve()
+
+
+@pytest.fixture
+def two_steps(serve: Serve) -> Server:
+    """A broker with an authentication method that asks for more once."""
+    return serve(hooks=[EnhancedAuth(steps=2)])
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Who signs the certificates of TLS tests."""
+    return Authority(tmp_path_factory.mktemp("tls"))

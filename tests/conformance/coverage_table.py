@@ -36,6 +36,11 @@ WIRE_CHECKS = frozenset({
 # ... and exchanges whose answer is checked: enough together with an assert or an expectation given.
 EXCHANGES = frozenset({"connect", "connect5", "connect311", "subscribe", "unsubscribe", "publish", "upgrade"})
 EXPECTATIONS = frozenset({"reason", "reasons", "granted", "session_present"})
+# Functions of modules beside the tests that do so for a test which imports them.
+SHARED_CHECKS = frozenset({
+    "expect_answer", "expect_answers", "expect_raw", "expect_web_close", "expect_will", "refuse_all",
+    "without_effect",
+})  # fmt: skip
 
 NOT_STATEMENTS = frozenset({"test_coverage.py", "test_harness.py"})  # tests of the tests
 
@@ -100,16 +105,21 @@ def all_tests() -> list[Test]:
     return found
 
 
-def _tests_of(path: Path) -> Iterator[Test]:
+def functions_of(path: Path) -> dict[str, ast.FunctionDef]:
+    """The functions of a module by name, those that are nested or async left out."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    local = {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
+    return {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
+
+
+def _tests_of(path: Path) -> Iterator[Test]:
+    local = functions_of(path)
     for name, function in local.items():
         if name.startswith("test_"):
             yield Test(path.name, name, key_of(name), looks(function, local, set()))
 
 
 def looks(function: ast.FunctionDef, local: dict[str, ast.FunctionDef], seen: set[str]) -> bool:
-    """Does *function*, itself or through functions of its module, assert what came over the wire?"""
+    """Does *function*, itself, through functions of its module or by a shared check, look at the wire?"""
     seen.add(function.name)
     calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
     asserts = any(isinstance(node, ast.Assert) for node in ast.walk(function))
@@ -118,8 +128,10 @@ def looks(function: ast.FunctionDef, local: dict[str, ast.FunctionDef], seen: se
         expects = any(keyword.arg in EXPECTATIONS for keyword in call.keywords)
         if method in WIRE_CHECKS or (method in EXCHANGES and (asserts or expects)):
             return True
-    names = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)} & set(local)
-    return any(looks(local[name], local, seen) for name in sorted(names - seen))
+    names = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+    if names & (SHARED_CHECKS - set(local)):
+        return True
+    return any(looks(local[name], local, seen) for name in sorted(names & set(local) - seen))
 
 
 def covered() -> dict[tuple[str, str], Statement]:

@@ -19,7 +19,7 @@ from broker.config import Capacity, Config, Limits, Protocol, WebSocket
 from broker.hook.base import HookBase
 from tests.conformance import wire
 from tests.conformance.client import Raw
-from tests.conformance.hooks import Recorder
+from tests.conformance.hooks import Gate, Recorder
 from tests.conformance.transports import TRANSPORTS, Tcp
 
 T = TypeVar("T")
@@ -27,6 +27,12 @@ Codes = int | tuple[int | None, ...]
 
 LISTEN = ("tcp://127.0.0.1:0", "ws://127.0.0.1:0/mqtt")
 SCHEMES = {"tcp": "tcp:", "bytewise": "tcp:", "websocket": "ws:"}
+# With these CONNACK has nothing to say: 5 bytes, so that a client which takes 8 can be served at all.
+BARE: dict[str, Any] = {
+    "receive_maximum": 65535,
+    "maximum_packet_size": 268_435_460,
+    "topic_alias_maximum": 0,
+}
 SECTIONS = {"limits": Limits, "capacity": Capacity, "protocol": Protocol, "websocket": WebSocket}
 
 
@@ -175,6 +181,12 @@ class Server:
         client.send(*chunks)
         self.wait_until(lambda: stats.bytes_received >= wanted, "the end of what was sent")
         self.settle()
+
+    def hold(self, gate: Gate, client: Raw, *chunks: bytes) -> None:
+        """*client* sends *chunks*, the first of which waits at *gate* when this returns."""
+        before = gate.waiting
+        client.send(*chunks)
+        self.wait_until(lambda: gate.waiting > before, "the gate")
 
     def watch(
         self, topic_filter: str = "#", client_id: str = "watcher", qos: int = 2, version: int = 5

@@ -8,7 +8,17 @@ from collections import Counter
 import pytest
 
 from tests.conformance import coverage_table
-from tests.conformance.coverage_table import DOC, all_tests, covered, document, key_of, looks, statements
+from tests.conformance.coverage_table import (
+    DOC,
+    SHARED_CHECKS,
+    all_tests,
+    covered,
+    document,
+    functions_of,
+    key_of,
+    looks,
+    statements,
+)
 
 
 def test_the_tables_are_whole() -> None:
@@ -46,6 +56,14 @@ def _all_names() -> list[str]:
             one.name for one in body if isinstance(one, ast.FunctionDef) and one.name.startswith("test_")
         ]
     return names
+
+
+def test_every_shared_check_looks_at_the_wire() -> None:
+    found = {}
+    for path in sorted(set(coverage_table.HERE.glob("*.py")) - set(coverage_table.HERE.glob("test_*.py"))):
+        local = functions_of(path)
+        found |= {name: looks(local[name], local, set()) for name in SHARED_CHECKS & set(local)}
+    assert found == dict.fromkeys(SHARED_CHECKS, True)
 
 
 def test_every_test_looks_at_the_wire() -> None:
@@ -97,6 +115,8 @@ def test_ids_in_names(name: str, key: tuple[str, str] | None) -> None:
         ("def test_a(c):\n    assert c", False),
         ("def test_a(c):\n    helper(c)\ndef helper(c):\n    c.expect_close()", True),
         ("def test_a(c):\n    helper(c)\ndef helper(c):\n    test_a(c)", False),
+        ("def test_a(c):\n    expect_will(c)", True),
+        ("def test_a(c):\n    expect_will(c)\ndef expect_will(c):\n    c.publish('t')", False),
     ],
 )
 def test_what_counts_as_looking(source: str, outcome: bool) -> None:

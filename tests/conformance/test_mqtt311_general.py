@@ -2,58 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.conformance import wire
 from tests.conformance.client import Raw
 from tests.conformance.server import Server
-
-BOM = "\ufeff"
-
-ILL_FORMED = [
-    pytest.param(b"\xc0\x80", id="overlong"),
-    pytest.param(b"\xed\xa0\x80", id="surrogate"),
-    pytest.param(b"\xff", id="no start byte"),
-    pytest.param(b"\xf5\x80\x80\x80", id="beyond U+10FFFF"),
-    pytest.param(b"a\xe2\x82", id="truncated"),
-]
-
-
-def connects_with(text: bytes) -> Iterator[bytes]:
-    """A CONNECT for each string field of it, with *text* there."""
-    yield wire.connect(text, version=4)
-    yield wire.connect("c", user_name=text, version=4)
-    yield wire.connect("c", will=wire.will(text), version=4)
-
-
-def packets_with(text: bytes) -> Iterator[bytes]:
-    """A packet for each string field of those that follow CONNECT, with *text* there."""
-    yield wire.publish(text, b"x", version=4)
-    yield wire.publish(text, b"x", qos=1, retain=True, version=4)
-    yield wire.subscribe(1, text, version=4)
-    yield wire.unsubscribe(1, text, version=4)
+from tests.conformance.texts import BOM, ILL_FORMED, connects_with, packets_with
 
 
 def breach(server: Server, *raw: bytes) -> None:
     server.expect_breach(*raw, codes=(), version=4)
 
 
-@pytest.mark.parametrize("text", ILL_FORMED)
+@pytest.mark.parametrize("text", ILL_FORMED.values(), ids=ILL_FORMED)
 def test_mqtt311_1_5_3_1__ill_formed_strings_close(server: Server, text: bytes) -> None:
-    for raw in connects_with(text):
+    for raw in connects_with(text, version=4):
         server.expect_refused(raw, version=4)
-    for raw in packets_with(text):
+    for raw in packets_with(text, version=4):
         server.expect_breach(raw, codes=(), version=4)
     assert server.retained() == []
 
 
 def test_mqtt311_1_5_3_2__u_0000_closes(server: Server) -> None:
     for text in (b"\x00", b"a\x00b"):
-        for raw in connects_with(text):
+        for raw in connects_with(text, version=4):
             server.expect_refused(raw, version=4)
-        for raw in packets_with(text):
+        for raw in packets_with(text, version=4):
             server.expect_breach(raw, codes=(), version=4)
     assert server.retained() == []
 

@@ -7,35 +7,24 @@ import random
 import pytest
 
 from tests.conformance import wire
-from tests.conformance.client import Raw
 from tests.conformance.conftest import Serve
 from tests.conformance.hooks import Policy
 from tests.conformance.server import Server
-
-
-def subscribed(server: Server, *filters: wire.Filter, qos: int = 2, client_id: str = "s") -> Raw:
-    """A CleanSession 0 client of 3.1.1 with these subscriptions."""
-    client = server.connect(client_id, 4, clean_start=False)
-    client.subscribe(*filters, qos=qos)
-    return client
-
-
-def resume(server: Server, client_id: str = "s") -> Raw:
-    return server.connect(client_id, 4, clean_start=False, session_present=True)
-
+from tests.conformance.sessions import resume, subscribed
+from tests.conformance.topics import matches
 
 # ------------------------------------------------------------------------------- 3.3.1 the first byte
 
 
 def test_mqtt311_3_3_1_1__dup(server: Server) -> None:
     """1 on what was sent before, 0 on what only waited."""
-    client, publisher = subscribed(server, "t"), server.connect("p", 4)
+    client, publisher = subscribed(server, "t", version=4), server.connect("p", 4)
     publisher.publish("t", b"1", qos=1)
     publisher.publish("t", b"2", qos=2)
     client.expect_messages(b"1", b"2", dup=False)
     client.drop()
     publisher.publish("t", b"3", qos=1)
-    again = resume(server)
+    again = resume(server, version=4)
     for payload, qos, dup in ((b"1", 1, True), (b"2", 2, True), (b"3", 1, False)):
         again.expect("PUBLISH", payload=payload, qos=qos, dup=dup)
 
@@ -49,7 +38,7 @@ def test_mqtt311_3_3_1_2__dup_at_qos_0(server: Server, first: int) -> None:
 def test_mqtt311_3_3_1_2__server_never_sets_it(server: Server) -> None:
     publisher = server.connect("p", 4)
     publisher.publish("t", b"kept", retain=True)
-    client = subscribed(server, "t")
+    client = subscribed(server, "t", version=4)
     for qos in (0, 1, 2):
         client.subscribe("t", qos=0)
         publisher.publish("t", b"live", qos=qos, dup=qos > 0)
@@ -59,7 +48,7 @@ def test_mqtt311_3_3_1_2__server_never_sets_it(server: Server) -> None:
 
 @pytest.mark.parametrize("qos", [1, 2])
 def test_mqtt311_3_3_1_3__incoming_dup_is_not_passed_on(server: Server, qos: int) -> None:
-    client, publisher = subscribed(server, "t"), server.connect("p", 4)
+    client, publisher = subscribed(server, "t", version=4), server.connect("p", 4)
     publisher.publish("t", b"x", qos=qos, dup=True)
     client.expect("PUBLISH", payload="x", qos=qos, dup=False)
 
@@ -75,7 +64,7 @@ def test_mqtt311_3_3_1_5__message_and_qos_are_stored(server: Server, qos: int) -
     publisher = server.connect("p", 4)
     publisher.publish("t", b"first", qos=2, retain=True)
     publisher.publish("t", b"second", qos=qos, retain=True)
-    client = subscribed(server, "t", qos=2)
+    client = subscribed(server, "t", qos=2, version=4)
     client.expect_messages(("t", "second"), qos=qos, retain=True)
 
 
@@ -105,13 +94,13 @@ def test_mqtt311_3_3_1_7__qos_0_replaces(server: Server) -> None:
     publisher = server.connect("p", 4)
     publisher.publish("t", b"A", qos=1, retain=True)
     publisher.publish("t", b"B", qos=0, retain=True)
-    subscribed(server, "t").expect_messages(b"B", qos=0, retain=True)
+    subscribed(server, "t", version=4).expect_messages(b"B", qos=0, retain=True)
 
 
 @pytest.mark.parametrize(("qos", "first"), [(0, 0x31), (1, 0x33), (2, 0x35)])
 def test_mqtt311_3_3_1_8__retain_1_on_subscribe(server: Server, qos: int, first: int) -> None:
     server.connect("p", 4).publish("t", b"x", qos=qos, retain=True)
-    client = subscribed(server, "t")
+    client = subscribed(server, "t", version=4)
     assert client.recv().first == first
     client.subscribe("+")
     client.expect("PUBLISH", topic_name="t", retain=True)
@@ -119,20 +108,20 @@ def test_mqtt311_3_3_1_8__retain_1_on_subscribe(server: Server, qos: int, first:
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_mqtt311_3_3_1_9__retain_0_on_live(server: Server, qos: int) -> None:
-    client = subscribed(server, "t")
+    client = subscribed(server, "t", version=4)
     server.connect("p", 4).publish("t", b"x", qos=qos, retain=True)
     client.expect("PUBLISH", payload="x", qos=qos, retain=False)
 
 
 def test_mqtt311_3_3_1_9__queued_as_well(server: Server) -> None:
-    subscribed(server, "t").drop()
+    subscribed(server, "t", version=4).drop()
     server.connect("p", 4).publish("t", b"x", qos=1, retain=True)
-    resume(server).expect_messages(b"x", retain=False)
+    resume(server, version=4).expect_messages(b"x", retain=False)
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_mqtt311_3_3_1_10__empty_removes(server: Server, qos: int) -> None:
-    client, publisher = subscribed(server, "t"), server.connect("p", 4)
+    client, publisher = subscribed(server, "t", version=4), server.connect("p", 4)
     publisher.publish("t", b"kept", qos=1, retain=True)
     assert server.retained() == [("t", b"kept")]
     publisher.publish("t", b"", qos=qos, retain=True)
@@ -158,7 +147,7 @@ def test_mqtt311_3_3_1_12__retain_0_changes_nothing(server: Server, qos: int) ->
     publisher.publish("t", b"A", qos=1, retain=True)
     publisher.publish("t", b"B", qos=qos)
     publisher.publish("t", b"", qos=qos)
-    subscribed(server, "#").expect_messages(("t", "A"), retain=True)
+    subscribed(server, "#", version=4).expect_messages(("t", "A"), retain=True)
 
 
 # ------------------------------------------------------------------------------- 3.3.2 the topic
@@ -187,19 +176,6 @@ def test_mqtt311_3_3_2_2__wildcards(server: Server, topic: str, qos: int) -> Non
     assert server.retained() == []
 
 
-def matches(topic_filter: str, topic: str) -> bool:
-    """Section 4.7, word by word."""
-    if topic.startswith("$") != topic_filter.startswith("$"):
-        return False
-    wanted, levels = topic_filter.split("/"), topic.split("/")
-    for at, level in enumerate(wanted):
-        if level == "#":
-            return True
-        if at >= len(levels) or level not in ("+", levels[at]):
-            return False
-    return len(wanted) == len(levels)
-
-
 def random_topic(rng: random.Random, letters: str) -> str:
     return "/".join(rng.choice(["a", "b", "", *letters]) for _ in range(rng.randrange(1, 5)))
 
@@ -211,7 +187,9 @@ def test_mqtt311_3_3_2_3__reference_matcher(server: Server) -> None:
     while len(clients) < 20:
         topic_filter = random_topic(rng, "++") + rng.choice(["", "", "/#"])
         if topic_filter and topic_filter not in clients:
-            clients[topic_filter] = subscribed(server, topic_filter, qos=0, client_id=f"s{len(clients)}")
+            clients[topic_filter] = subscribed(
+                server, topic_filter, qos=0, client_id=f"s{len(clients)}", version=4
+            )
     topics = [topic for topic in (random_topic(rng, "") for _ in range(60)) if topic]
     publisher = server.connect("p", 4)
     publisher.send(*[wire.publish(topic, b"%d" % at, version=4) for at, topic in enumerate(topics)])
@@ -243,7 +221,10 @@ def test_mqtt311_3_3_4_1__answer_by_qos(server: Server, listener: bool) -> None:
 
 def test_mqtt311_3_3_5_1__overlapping_subscriptions(server: Server) -> None:
     """One copy, at the highest QoS of all that match."""
-    client, publisher = subscribed(server, ("a/+", 0), ("a/#", 1), ("a/b", 2)), server.connect("p", 4)
+    client, publisher = (
+        subscribed(server, ("a/+", 0), ("a/#", 1), ("a/b", 2), version=4),
+        server.connect("p", 4),
+    )
     for topic, granted in (("a/b", 2), ("a/c", 1), ("a/b/c", 1)):
         for qos in (0, 1, 2):
             publisher.publish(topic, b"x", qos=qos)

@@ -5,21 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.conformance import wire
-from tests.conformance.client import Raw
 from tests.conformance.conftest import Serve
 from tests.conformance.hooks import Policy
 from tests.conformance.server import Server
-
-
-def subscribed(server: Server, *filters: wire.Filter, qos: int = 2, client_id: str = "s") -> Raw:
-    """A CleanSession 0 client of 3.1.1 with these subscriptions."""
-    client = server.connect(client_id, 4, clean_start=False)
-    client.subscribe(*filters, qos=qos)
-    return client
-
-
-def resume(server: Server, client_id: str = "s") -> Raw:
-    return server.connect(client_id, 4, clean_start=False, session_present=True)
+from tests.conformance.sessions import resume, subscribed
 
 
 def expect_breach_of_session(server: Server, *raws: bytes, topic: str = "t", subscribed_before: bool) -> None:
@@ -33,7 +22,7 @@ def expect_breach_of_session(server: Server, *raws: bytes, topic: str = "t", sub
             client.subscribe(topic, qos=1)
         client.send(raw)
         client.expect_close()
-        again = resume(server)
+        again = resume(server, version=4)
         publisher.publish(topic, b"x", qos=1)
         again.expect_messages(*([b"x"] if subscribed_before else []))
         again.drop()
@@ -161,7 +150,7 @@ COMBINATIONS = [(published, granted) for published in (0, 1, 2) for granted in (
 
 @pytest.mark.parametrize(("published", "granted"), COMBINATIONS)
 def test_mqtt311_3_8_4_6__live(server: Server, published: int, granted: int) -> None:
-    client, publisher = subscribed(server, "t", qos=granted), server.connect("p", 4)
+    client, publisher = subscribed(server, "t", qos=granted, version=4), server.connect("p", 4)
     publisher.publish("t", b"x", qos=published)
     client.expect_messages(b"x", qos=min(published, granted))
 
@@ -169,15 +158,17 @@ def test_mqtt311_3_8_4_6__live(server: Server, published: int, granted: int) -> 
 @pytest.mark.parametrize(("published", "granted"), COMBINATIONS)
 def test_mqtt311_3_8_4_6__queued(serve: Serve, published: int, granted: int) -> None:
     server = serve(queue_qos_0=True)
-    subscribed(server, "t", qos=granted).drop()
+    subscribed(server, "t", qos=granted, version=4).drop()
     server.connect("p", 4).publish("t", b"x", qos=published)
-    resume(server).expect_messages(b"x", qos=min(published, granted))
+    resume(server, version=4).expect_messages(b"x", qos=min(published, granted))
 
 
 @pytest.mark.parametrize(("published", "granted"), COMBINATIONS)
 def test_mqtt311_3_8_4_6__retained(server: Server, published: int, granted: int) -> None:
     server.connect("p", 4).publish("t", b"x", qos=published, retain=True)
-    subscribed(server, "t", qos=granted).expect_messages(b"x", qos=min(published, granted), retain=True)
+    subscribed(server, "t", qos=granted, version=4).expect_messages(
+        b"x", qos=min(published, granted), retain=True
+    )
 
 
 # ------------------------------------------------------------------------------- 3.9 SUBACK
@@ -223,7 +214,7 @@ def test_mqtt311_3_10_3_2__nothing_in_it(server: Server) -> None:
 
 
 def test_mqtt311_3_10_4_1__exact_match(server: Server) -> None:
-    client, publisher = subscribed(server, "a/+", qos=1), server.connect("p", 4)
+    client, publisher = subscribed(server, "a/+", qos=1, version=4), server.connect("p", 4)
     client.unsubscribe("a/b", "A/+", "a/#", "+/+", "a/+/", "/a/+", "a/")
     publisher.publish("a/b", b"still", qos=1)
     client.expect_messages(b"still")
@@ -233,7 +224,7 @@ def test_mqtt311_3_10_4_1__exact_match(server: Server) -> None:
 
 
 def test_mqtt311_3_10_4_2__nothing_new(server: Server) -> None:
-    client, publisher = subscribed(server, "t"), server.connect("p", 4)
+    client, publisher = subscribed(server, "t", version=4), server.connect("p", 4)
     client.unsubscribe("t")
     for qos in (0, 1, 2):
         publisher.publish("t", b"live", qos=qos)
@@ -241,11 +232,11 @@ def test_mqtt311_3_10_4_2__nothing_new(server: Server) -> None:
     client.drop()
     for qos in (0, 1, 2):
         publisher.publish("t", b"away", qos=qos)
-    resume(server).expect_nothing()
+    resume(server, version=4).expect_nothing()
 
 
 def test_mqtt311_3_10_4_3__started_deliveries_are_completed(server: Server) -> None:
-    client, publisher = subscribed(server, "t"), server.connect("p", 4)
+    client, publisher = subscribed(server, "t", version=4), server.connect("p", 4)
     publisher.publish("t", b"2", qos=2)
     publisher.publish("t", b"1", qos=1)
     two, one = client.expect_messages(b"2", b"1")
@@ -255,18 +246,18 @@ def test_mqtt311_3_10_4_3__started_deliveries_are_completed(server: Server) -> N
     client.send(wire.pubcomp(two.packet_id or 0, version=4))
     client.expect_nothing()
     client.drop()
-    again = resume(server)
+    again = resume(server, version=4)
     again.expect("PUBLISH", payload="1", qos=1, dup=True, packet_id=one.packet_id)
     again.expect_nothing()
 
 
 def test_mqtt311_3_10_4_3__before_pubrec(server: Server) -> None:
-    client = subscribed(server, "t")
+    client = subscribed(server, "t", version=4)
     server.connect("p", 4).publish("t", b"2", qos=2)
     message = client.expect("PUBLISH", qos=2)
     client.unsubscribe("t")
     client.drop()
-    again = resume(server)
+    again = resume(server, version=4)
     resent = again.expect("PUBLISH", payload="2", qos=2, dup=True, packet_id=message.packet_id)
     again.ack(resent)
     again.expect_nothing()
@@ -274,7 +265,7 @@ def test_mqtt311_3_10_4_3__before_pubrec(server: Server) -> None:
 
 @pytest.mark.parametrize("packet_id", [1, 0x0102, 0xFFFF])
 def test_mqtt311_3_10_4_4__unsuback(server: Server, packet_id: int) -> None:
-    client = subscribed(server, "t")
+    client = subscribed(server, "t", version=4)
     client.send(wire.unsubscribe(packet_id, "t", version=4))
     assert client.recv().raw == b"\xb0\x02" + wire.two(packet_id)
 
@@ -288,7 +279,7 @@ def test_mqtt311_3_10_4_5__unknown_filter(server: Server) -> None:
 
 
 def test_mqtt311_3_10_4_6__several_filters(server: Server) -> None:
-    client, publisher = subscribed(server, "a", "b/+", "c/#", qos=1), server.connect("p", 4)
+    client, publisher = subscribed(server, "a", "b/+", "c/#", qos=1, version=4), server.connect("p", 4)
     client.send(wire.unsubscribe(7, "a", "b/+", "c/#", version=4))
     client.expect("UNSUBACK", packet_id=7)
     for topic in ("a", "b/x", "c", "c/x"):

@@ -8,13 +8,11 @@ from tests.conformance import wire
 from tests.conformance.client import Raw
 from tests.conformance.conftest import Serve
 from tests.conformance.hooks import Failing, Policy
-from tests.conformance.server import Server
+from tests.conformance.server import BARE, Server
 
 PUBACK, PUBREC, PUBREL, PUBCOMP = 0x40, 0x50, 0x62, 0x70
 ANSWER = {1: "PUBACK", 2: "PUBREC"}
 
-# With these settings CONNACK needs no property, and a client that takes 8 bytes can be served at all.
-BARE = {"receive_maximum": 65535, "topic_alias_maximum": 0, "maximum_packet_size": 268_435_460}
 PAIR = ("k", "v" * 98)  # 104 bytes as User Property
 
 

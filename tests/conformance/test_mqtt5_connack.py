@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.conformance import wire
+from tests.conformance.authentication import METHOD
 from tests.conformance.client import Raw
+from tests.conformance.codes import PROTOCOL_ERROR
 from tests.conformance.conftest import Serve
 from tests.conformance.hooks import ConnackProperties, EnhancedAuth, Policy
 from tests.conformance.refusals import CONNACK_CODES, REFUSING_CODES, Refusal, refusals
 from tests.conformance.server import Server
 
-PROTOCOL_ERROR, METHOD = 0x82, {"authentication_method": "X-TEST"}
 EVERY_REFUSAL = [pytest.param(one, id=name) for name, one in refusals().items()]
 KEPT = {"session_expiry_interval": 60}
 
@@ -266,30 +267,29 @@ def test_mqtt5_3_2_2_14__on(server: Server) -> None:
 # ---- 3.2.2.3.6: Maximum Packet Size
 
 
-def sized(size: int, qos: int = 0) -> bytes:
-    """A PUBLISH of *size* bytes (128 or more) to "t"."""
-    empty = len(wire.publish("t", b"x" * 128, qos=qos)) - 128
-    return wire.publish("t", b"x" * (size - empty), qos=qos)
-
-
 def test_mqtt5_3_2_2_15__a_packet_of_the_maximum_size(serve: Serve) -> None:
     server = serve(maximum_packet_size=1000)
     client = server.connect("c")
     assert client.connack is not None and client.connack.properties["maximum_packet_size"] == 1000
     watcher = server.watch()
     for qos in (0, 1, 2):
-        assert len(sized(1000, qos)) == 1000
-        client.send(sized(1000, qos))
+        client.send(wire.publish_of(1000, qos=qos))
         client.drain()
         if qos == 2:
             client.release(1)
-    watcher.expect_messages(*[sized(1000)[-993:], sized(1000, 1)[-991:], sized(1000, 2)[-991:]])
+    watcher.expect_messages(
+        *[
+            wire.publish_of(1000)[-993:],
+            wire.publish_of(1000, qos=1)[-991:],
+            wire.publish_of(1000, qos=2)[-991:],
+        ]
+    )
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_mqtt5_3_2_2_15__one_byte_more(serve: Serve, qos: int) -> None:
     server = serve(maximum_packet_size=1000)
-    server.expect_breach(sized(1001, qos), wire.publish("t", b"x"), codes=0x95)
+    server.expect_breach(wire.publish_of(1001, qos=qos), wire.publish("t", b"x"), codes=0x95)
 
 
 @pytest.mark.parametrize("first", [0x30, 0x40, 0x50, 0x62, 0x70, 0x82, 0xA2, 0xE0, 0xF0])

@@ -10,24 +10,16 @@ import pytest
 
 from tests.conformance import wire
 from tests.conformance.client import Raw
+from tests.conformance.codes import MALFORMED, PROTOCOL_ERROR
 from tests.conformance.conftest import Serve
+from tests.conformance.deliveries import identifier, publish_numbers
 from tests.conformance.hooks import EnhancedAuth, Policy
 from tests.conformance.refusals import REFUSING_CODES, refusals
 from tests.conformance.server import Server
-from tests.conformance.test_mqtt5_qos import again, identifier, resume, subscriber_of
+from tests.conformance.sessions import again, resume, subscribed
 from tests.conformance.transports import Tcp
 
 # --------------------------------------------------------------------------- 4.9: flow control
-
-
-def publish_numbers(server: Server, count: int, qos: int = 1, start: int = 0) -> None:
-    """Topic "t", payloads that count on."""
-
-    async def publish() -> None:
-        for n in range(start, start + count):
-            await server.broker.publish("t", f"{n}", qos=qos)
-
-    server.run(publish())
 
 
 @pytest.mark.parametrize("qos", [1, 2])
@@ -39,7 +31,7 @@ def test_mqtt5_4_9_0_1__initial_send_quota(
     serve: Serve, qos: int, asked: int | None, setting: int, quota: int
 ) -> None:
     server = serve(outbound_receive_maximum=setting)
-    client = subscriber_of(server, qos, **{} if asked is None else {"receive_maximum": asked})
+    client = subscribed(server, qos=qos, **{} if asked is None else {"receive_maximum": asked})
     publish_numbers(server, quota + 5, qos)
     client.expect_messages(*(f"{n}" for n in range(quota)), qos=qos)
 
@@ -49,7 +41,7 @@ def test_mqtt5_4_9_0_1__receive_maximum_0(server: Server) -> None:
 
 
 def test_mqtt5_4_9_0_2__one_puback_lets_one_publish_go(server: Server) -> None:
-    client = subscriber_of(server, 1, receive_maximum=2)
+    client = subscribed(server, qos=1, receive_maximum=2)
     publish_numbers(server, 5)
     waiting = client.expect_messages("0", "1")
     for n in range(2, 5):
@@ -61,7 +53,7 @@ def test_mqtt5_4_9_0_2__one_puback_lets_one_publish_go(server: Server) -> None:
 
 
 def test_mqtt5_4_9_0_2__qos_2_holds_its_slot_until_pubcomp(server: Server) -> None:
-    client = subscriber_of(server, 2, receive_maximum=2)
+    client = subscribed(server, qos=2, receive_maximum=2)
     publish_numbers(server, 5, qos=2)
     first, second = (identifier(packet) for packet in client.expect_messages("0", "1"))
     client.send(wire.pubrec(first))
@@ -75,7 +67,7 @@ def test_mqtt5_4_9_0_2__qos_2_holds_its_slot_until_pubcomp(server: Server) -> No
 
 
 def test_mqtt5_4_9_0_2__acknowledgements_for_nothing_add_no_quota(server: Server) -> None:
-    client = subscriber_of(server, 1, receive_maximum=2)
+    client = subscribed(server, qos=1, receive_maximum=2)
     client.send(*(wire.puback(n) + wire.pubcomp(n) for n in (1, 2, 3, 100)))
     client.expect_nothing()
     publish_numbers(server, 5)
@@ -97,7 +89,7 @@ def test_mqtt5_4_9_0_2__qos_0_passes(server: Server) -> None:
 
 @pytest.mark.parametrize("receive_maximum", [1, 2, 3, 10])
 def test_mqtt5_4_9_0_2__resent_packets_count(server: Server, receive_maximum: int) -> None:
-    client = subscriber_of(server, 1, receive_maximum=3)
+    client = subscribed(server, qos=1, receive_maximum=3)
     publish_numbers(server, 6)
     client.expect_messages("0", "1", "2")
     client = again(client, server, receive_maximum=receive_maximum)
@@ -108,7 +100,7 @@ def test_mqtt5_4_9_0_2__resent_packets_count(server: Server, receive_maximum: in
 
 
 def test_mqtt5_4_9_0_2__a_resent_pubrel_takes_no_slot(server: Server) -> None:
-    client = subscriber_of(server, 2, receive_maximum=2)
+    client = subscribed(server, qos=2, receive_maximum=2)
     publish_numbers(server, 4, qos=2)
     for packet in client.expect_messages("0", "1"):
         client.send(wire.pubrec(identifier(packet)))
@@ -140,7 +132,7 @@ def expect_answers(client: Raw) -> None:
 
 
 def test_mqtt5_4_9_0_3__all_else_goes_on_at_quota_zero(server: Server) -> None:
-    client = subscriber_of(server, 2, receive_maximum=1)
+    client = subscribed(server, qos=2, receive_maximum=1)
     publish_numbers(server, 3, qos=2)
     (packet,) = client.expect_messages("0")
     expect_answers(client)
@@ -153,7 +145,6 @@ def test_mqtt5_4_9_0_3__all_else_goes_on_at_quota_zero(server: Server) -> None:
 
 # --------------------------------------------------------------------------- 4.13.1: each breach closes
 
-MALFORMED, PROTOCOL_ERROR = 0x81, 0x82
 SHARED = "$share/g/t"
 
 Breaches = list[tuple[int, bytes]]
@@ -362,7 +353,7 @@ def test_mqtt5_4_13_2_1__closes_a_client_that_does_not_read(server: Server) -> N
 
 def test_mqtt5_4_13_2_1__session_is_kept(server: Server) -> None:
     """A close for an error ends the connection, and the session only if its interval says so."""
-    client = subscriber_of(server, 1)
+    client = subscribed(server, qos=1)
     client.send(bytes.fromhex("C1 00"))
     client.expect_close(MALFORMED)
     client.drop()

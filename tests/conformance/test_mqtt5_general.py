@@ -8,43 +8,11 @@ import pytest
 
 from tests.conformance import wire
 from tests.conformance.client import Raw
+from tests.conformance.codes import MALFORMED, PROTOCOL_ERROR
 from tests.conformance.conftest import Serve
 from tests.conformance.hooks import EnhancedAuth
 from tests.conformance.server import Server
-
-MALFORMED, PROTOCOL_ERROR = 0x81, 0x82
-BOM = "\ufeff"
-
-ILL_FORMED = [
-    pytest.param(b"\xc0\x80", id="overlong"),
-    pytest.param(b"\xed\xa0\x80", id="surrogate"),
-    pytest.param(b"\xff", id="no start byte"),
-    pytest.param(b"\xf5\x80\x80\x80", id="beyond U+10FFFF"),
-    pytest.param(b"a\xe2\x82", id="truncated"),
-]
-
-
-def connects_with(text: bytes) -> Iterator[bytes]:
-    """A CONNECT for each string field of it, with *text* there."""
-    yield wire.connect(text)
-    yield wire.connect("c", user_name=text)
-    yield wire.connect("c", will=wire.will(text))
-    yield wire.connect("c", will=wire.will("w", response_topic=text))
-    yield wire.connect("c", will=wire.will("w", content_type=text))
-    yield wire.connect("c", properties=[(0x15, text)])
-
-
-def packets_with(text: bytes) -> Iterator[bytes]:
-    """A packet for each string field of those that follow CONNECT, with *text* there."""
-    yield wire.publish(text, b"x")
-    yield wire.publish("t", b"x", properties=[(0x08, text)])
-    yield wire.publish("t", b"x", properties=[(0x03, text)])
-    yield wire.publish("t", b"x", qos=1, properties=[(0x26, (text, "v"))])
-    yield wire.publish("t", b"x", qos=2, retain=True, properties=[(0x26, ("k", text))])
-    yield wire.subscribe(1, text)
-    yield wire.unsubscribe(1, text)
-    yield wire.puback(1, 0x80, [(0x1F, text)])
-    yield wire.disconnect(0x80, [(0x1F, text)])
+from tests.conformance.texts import BOM, ILL_FORMED, connects_with, packets_with
 
 
 def pairs_with(pair: tuple[str | bytes, str | bytes]) -> Iterator[bytes]:
@@ -56,7 +24,7 @@ def pairs_with(pair: tuple[str | bytes, str | bytes]) -> Iterator[bytes]:
     yield wire.disconnect(0, [(0x26, pair)])
 
 
-@pytest.mark.parametrize("text", ILL_FORMED)
+@pytest.mark.parametrize("text", ILL_FORMED.values(), ids=ILL_FORMED)
 def test_mqtt5_1_5_4_1__ill_formed_strings_are_malformed(server: Server, text: bytes) -> None:
     for raw in connects_with(text):
         server.expect_refused(raw, codes=MALFORMED)
@@ -138,7 +106,7 @@ def test_mqtt5_1_5_5_1__longer_than_needed_is_malformed(server: Server, raw: str
     server.expect_breach(bytes.fromhex(raw), codes=MALFORMED)
 
 
-@pytest.mark.parametrize("text", [*ILL_FORMED, pytest.param(b"\x00", id="U+0000")])
+@pytest.mark.parametrize("text", [*ILL_FORMED.values(), b"\x00"], ids=[*ILL_FORMED, "U+0000"])
 def test_mqtt5_1_5_7_1__both_strings_of_a_pair_are_checked(server: Server, text: bytes) -> None:
     for pair in ((text, "v"), ("k", text)):
         server.expect_refused(wire.connect("c", properties=[(0x26, pair)]), codes=MALFORMED)

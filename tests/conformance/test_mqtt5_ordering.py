@@ -11,9 +11,10 @@ import pytest
 from tests.conformance import wire
 from tests.conformance.client import Raw
 from tests.conformance.conftest import Serve
+from tests.conformance.deliveries import identifier, wind
 from tests.conformance.hooks import Slow
 from tests.conformance.server import Server
-from tests.conformance.test_mqtt5_qos import identifier, resume, wind
+from tests.conformance.sessions import resume
 
 PUBLISHERS = ("p0", "p1", "p2")
 TOPICS = ("a", "a/b", "a/b/c", "a/c", "b/b", "b")

@@ -6,11 +6,12 @@ import pytest
 
 from broker.errors import ReasonCode
 from tests.conformance import wire
+from tests.conformance.authentication import METHOD
 from tests.conformance.client import Raw
+from tests.conformance.codes import MALFORMED, PROTOCOL_ERROR
 from tests.conformance.conftest import Serve
 from tests.conformance.hooks import EnhancedAuth, Policy
-from tests.conformance.server import Server
-from tests.conformance.test_mqtt5_subscribe import BARE, MALFORMED, PROTOCOL_ERROR
+from tests.conformance.server import BARE, Server
 
 # ---- PINGREQ
 
@@ -36,8 +37,6 @@ def test_mqtt5_3_12_4_1__pingreq_with_a_body(server: Server, raw: str) -> None:
 
 
 # ---- never before CONNACK
-
-METHOD = {"authentication_method": "X-TEST"}
 
 
 def ends_without_disconnect(client: Raw, *codes: int | None) -> None:

@@ -12,8 +12,9 @@ from tests.conformance.client import Raw
 from tests.conformance.conftest import Serve
 from tests.conformance.hooks import Policy
 from tests.conformance.server import Server
+from tests.conformance.texts import ILL_FORMED
+from tests.conformance.topics import matches
 
-ILL_FORMED = [b"\xc0\x80", b"\xed\xa0\x80", b"\xff", b"\xf5\x80\x80\x80", b"a\xe2\x82"]
 FIRST_OF_QOS_0 = {0x30, 0x31}
 
 
@@ -32,9 +33,7 @@ def test_mqtt5_3_3_1_1__dup_when_sent_again(server: Server) -> None:
         publisher.publish("t", f"queued {qos}", qos)
     again = server.connect("s", clean_start=False, session_present=True)
     for packet in sent:
-        again.expect(
-            "PUBLISH", payload=packet.payload, qos=packet.qos, packet_id=packet.packet_id, dup=True
-        )
+        again.expect("PUBLISH", payload=packet.payload, qos=packet.qos, packet_id=packet.packet_id, dup=True)
     for qos in (1, 2):
         again.expect("PUBLISH", payload=f"queued {qos}", qos=qos, dup=False)
     again.expect_nothing()
@@ -85,7 +84,7 @@ def test_mqtt5_3_3_1_4__qos_3_is_malformed(server: Server, first: int) -> None:
 
 
 def test_mqtt5_3_3_2_1__malformed_topic(server: Server) -> None:
-    for topic_name in ILL_FORMED:
+    for topic_name in ILL_FORMED.values():
         server.expect_breach(wire.publish(topic_name, b"x", retain=True), codes=0x81)
     for qos in (1, 2):
         server.expect_breach(wire.publish(b"\xff", b"x", qos=qos, retain=True), codes=0x81)
@@ -113,19 +112,6 @@ def test_mqtt5_3_3_2_2__wildcard_in_a_topic(server: Server, topic_name: str) -> 
     for qos in (0, 1, 2):
         server.expect_breach(wire.publish(topic_name, b"x", qos=qos, retain=True), codes=0x90)
     assert server.retained() == []
-
-
-def matches(topic_filter: str, topic_name: str) -> bool:
-    """Section 4.7, level by level."""
-    wanted, levels = topic_filter.split("/"), topic_name.split("/")
-    if topic_name.startswith("$") and wanted[0] in ("+", "#"):
-        return False
-    for at, level in enumerate(wanted):
-        if level == "#":
-            return True
-        if at == len(levels) or level not in ("+", levels[at]):
-            return False
-    return len(wanted) == len(levels)
 
 
 def random_topic(rng: random.Random) -> str:
@@ -170,9 +156,7 @@ def test_mqtt5_3_3_2_3__topics_match_the_filters(serve: Serve, aliases: int) -> 
         publisher.client.send(*chunks)
         publisher.client.fence()
         wanted = [
-            (name, b"%d" % at)
-            for at, name in enumerate(topics)
-            if any(matches(one, name) for one in filters)
+            (name, b"%d" % at) for at, name in enumerate(topics) if any(matches(one, name) for one in filters)
         ]
         subscriber.expect_messages(*wanted)
         subscriber.unsubscribe(*filters)

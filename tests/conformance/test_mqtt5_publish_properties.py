@@ -145,19 +145,15 @@ def test_mqtt5_3_3_2_6__absent_stays_absent(server: Server, way: str) -> None:
 # --------------------------------------------------------------------------- Topic Alias
 
 
-def alias(number: int) -> dict[str, int]:
-    return {"topic_alias": number}
-
-
 def test_mqtt5_3_3_2_7__inbound_aliases_end_with_the_connection(server: Server) -> None:
     watcher = server.watch()
     client = server.connect("c", session_expiry_interval=60)
-    client.publish("t", b"1", properties=alias(1))
-    client.publish("", b"2", properties=alias(1))
+    client.publish("t", b"1", properties=wire.alias(1))
+    client.publish("", b"2", properties=wire.alias(1))
     watcher.expect_messages(("t", "1"), ("t", "2"))
     client.drop()
     again = server.connect("c", clean_start=False, session_present=True)
-    again.send(wire.publish("", b"3", properties=alias(1)))
+    again.send(wire.publish("", b"3", properties=wire.alias(1)))
     again.expect_close(0x82)
     watcher.expect_nothing()
 
@@ -177,7 +173,7 @@ def test_mqtt5_3_3_2_7__outbound_aliases_end_with_the_connection(server: Server)
 @pytest.mark.parametrize("topic_name", ["t", ""])
 def test_mqtt5_3_3_2_8__alias_0(server: Server, topic_name: str) -> None:
     for qos in (0, 1, 2):
-        raw = wire.publish(topic_name, b"x", qos=qos, retain=True, properties=alias(0))
+        raw = wire.publish(topic_name, b"x", qos=qos, retain=True, properties=wire.alias(0))
         server.expect_breach(raw, codes=0x94)
     assert server.retained() == []
 
@@ -193,7 +189,7 @@ def test_mqtt5_3_3_2_9__alias_above_the_maximum(serve: Serve, maximum: int) -> N
     assert client.connack is not None and client.connack.properties["topic_alias_maximum"] == maximum
     for number in (maximum + 1, 65535):
         for qos in (0, 1, 2):
-            raw = wire.publish("t", b"x", qos=qos, retain=True, properties=alias(number))
+            raw = wire.publish("t", b"x", qos=qos, retain=True, properties=wire.alias(number))
             server.expect_breach(raw, codes=0x94)
     assert server.retained() == []
 
@@ -203,7 +199,7 @@ def test_mqtt5_3_3_2_9__no_aliases_at_all(serve: Serve) -> None:
     client = server.connect("c")
     assert client.connack is not None and "topic_alias_maximum" not in client.connack.properties
     for number in (1, 65535):
-        server.expect_breach(wire.publish("t", b"x", properties=alias(number)), codes=0x94)
+        server.expect_breach(wire.publish("t", b"x", properties=wire.alias(number)), codes=0x94)
 
 
 def many_topics(server: Server, maximum: int) -> list[Packet]:
@@ -249,9 +245,9 @@ def through_aliases(server: Server, topics: dict[int, str], maximum: int) -> Non
     assert publisher.connack is not None and publisher.connack.properties["topic_alias_maximum"] == maximum
     for prefix in ("", "again/"):
         for number, topic_name in topics.items():
-            publisher.send(wire.publish(prefix + topic_name, b"set", properties=alias(number)))
+            publisher.send(wire.publish(prefix + topic_name, b"set", properties=wire.alias(number)))
         for number in topics:
-            publisher.send(wire.publish("", b"used", properties=alias(number)))
+            publisher.send(wire.publish("", b"used", properties=wire.alias(number)))
         publisher.fence()
         watcher.expect_messages(
             *((prefix + one, "set") for one in topics.values()),
@@ -346,5 +342,3 @@ def test_mqtt5_3_3_2_20__all_properties_together(server: Server, way: str) -> No
         "response_topic": "r", "correlation_data": b"\0d", **ORDERED,
     }  # fmt: skip
     assert receive(server, way, everything).properties == everything
-
-

@@ -2,54 +2,20 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-import trustme
 
-from broker.config import Config, Tls
 from tests.conformance import wire
+from tests.conformance.certificates import Authority
 from tests.conformance.client import Raw
 from tests.conformance.conftest import Serve
+from tests.conformance.deliveries import identifier, wind
 from tests.conformance.hooks import Policy
+from tests.conformance.script import SCRIPT, expect_answers
 from tests.conformance.server import Server
+from tests.conformance.sessions import LASTING, again, resume, subscribed
 from tests.conformance.wire import Packet
-
-LASTING = 60  # seconds of a session that outlives its connection
-
-
-def subscriber_of(server: Server, qos: int, session_expiry_interval: int = LASTING, **connect: int) -> Raw:
-    """Client "s", subscribed to "t", that acknowledges nothing by itself."""
-    client = server.connect("s", session_expiry_interval=session_expiry_interval, **connect)
-    client.subscribe("t", qos=qos)
-    return client
-
-
-def resume(server: Server, client_id: str = "s", **connect: int) -> Raw:
-    """The next connection of a session that exists."""
-    connect.setdefault("session_expiry_interval", LASTING)
-    return server.connect(client_id, clean_start=False, session_present=True, **connect)
-
-
-def again(client: Raw, server: Server, **connect: int) -> Raw:
-    """*client* loses its connection and comes back to its session."""
-    client.drop()
-    return resume(server, client.client_id, **connect)
-
-
-def identifier(packet: Packet) -> int:
-    assert packet.packet_id is not None
-    return packet.packet_id
-
-
-def wind(server: Server, client_id: str, packet_id: int) -> None:
-    """Makes *packet_id* the identifier used last; the 65,000 messages to there are sent for 2.2.1-4."""
-    session = server.broker._core.sessions.get(client_id)
-    assert session is not None
-    session.inflight._last = packet_id
-
 
 # --------------------------------------------------------------------------- 4.1: session state
 
@@ -78,7 +44,7 @@ def test_mqtt5_4_1_0_1__state_is_kept_while_connected(server: Server) -> None:
 
 
 def test_mqtt5_4_1_0_2__state_goes_with_the_interval(server: Server) -> None:
-    subscriber_of(server, 1, session_expiry_interval=1).drop()
+    subscribed(server, qos=1, session_expiry_interval=1).drop()
     publisher = server.connect("p")
     publisher.publish("t", b"queued", 1, reason=0)
     server.advance(2)
@@ -93,7 +59,7 @@ def test_mqtt5_4_1_0_2__state_goes_with_the_interval(server: Server) -> None:
 def test_mqtt5_4_1_0_2__disconnect_changes_the_interval(
     server: Server, interval: int | None, seconds: float, present: bool
 ) -> None:
-    client = subscriber_of(server, 1, session_expiry_interval=60)
+    client = subscribed(server, qos=1, session_expiry_interval=60)
     client.disconnect(0, None if interval is None else {"session_expiry_interval": interval})
     server.advance(seconds)
     publisher = server.connect("p")
@@ -103,22 +69,6 @@ def test_mqtt5_4_1_0_2__disconnect_changes_the_interval(
 
 
 # --------------------------------------------------------------------------- 4.2: network connections
-
-SCRIPT = (
-    wire.connect("c"),
-    wire.subscribe(1, ("t", 1)),
-    wire.publish("t", b"1", qos=1, packet_id=2),
-    wire.publish("t", b"2", qos=2, packet_id=3),
-    wire.pubrel(3),
-    wire.pingreq(),
-)
-ANSWERS = ["CONNACK", "SUBACK", "PUBLISH 1", "PUBACK", "PUBREC", "PUBLISH 2", "PUBCOMP", "PINGRESP"]
-
-
-def expect_answers(client: Raw) -> None:
-    """The answers to SCRIPT, in an order that no cut of the stream changes."""
-    found = [client.recv() for _ in ANSWERS]
-    assert [(one.name + " " + (one.payload or b"").decode()).strip() for one in found] == ANSWERS
 
 
 def test_mqtt5_4_2_0_1__split_at_every_border(server: Server) -> None:
@@ -143,17 +93,9 @@ def test_mqtt5_4_2_0_1__coalesced_and_alone(server: Server) -> None:
 
 
 @pytest.mark.tcp_only("it brings its own listeners")
-def test_mqtt5_4_2_0_1__tcp_tls_and_websocket(serve: Serve, tmp_path: Path) -> None:
-    authority = trustme.CA()
-    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
-    trust = ssl.create_default_context()
-    authority.configure_trust(trust)
+def test_mqtt5_4_2_0_1__tcp_tls_and_websocket(serve: Serve, authority: Authority) -> None:
     schemes = ["tcp", "tls", "ws", "wss"]
-    config = Config(
-        listen=tuple(f"{scheme}://127.0.0.1:0" for scheme in schemes),
-        tls=Tls(certificate=str(tmp_path / "server.pem")),
-    )
-    server = serve(config)
+    server, trust = serve(authority.config(*schemes)), authority.client_side()
     for scheme in schemes:
         client = server.client(
             transport="websocket" if scheme.startswith("ws") else "tcp",
@@ -191,7 +133,7 @@ def test_mqtt5_4_3_1_1__first_byte_of_every_qos_0_delivery(server: Server) -> No
 
 def check_unused_identifiers(server: Server, qos: int) -> None:
     """50 unacknowledged messages have 50 identifiers; two that are held are passed over at the wrap."""
-    client = subscriber_of(server, qos)
+    client = subscribed(server, qos=qos)
     publisher = server.connect("p")
     for n in range(50):
         publisher.publish("t", f"{n}", qos)
@@ -230,7 +172,7 @@ def test_mqtt5_4_3_3_1__unused_identifiers_at_qos_2(server: Server) -> None:
 def test_mqtt5_4_3_3_1__free_after_pubcomp_or_a_refusal(
     server: Server, answers: list[bytes], freed: bool
 ) -> None:
-    client = subscriber_of(server, 2)
+    client = subscribed(server, qos=2)
     publisher = server.connect("p")
     publisher.publish("t", b"first", 2)
     client.expect("PUBLISH", packet_id=1)
@@ -271,7 +213,7 @@ def test_mqtt5_4_3_3_2__first_byte_at_qos_2(server: Server) -> None:
 
 def delivery(server: Server, qos: int, payload: str = "x") -> tuple[Raw, Packet]:
     """Client "s" and the PUBLISH that it has just been sent and not answered."""
-    client = subscriber_of(server, qos)
+    client = subscribed(server, qos=qos)
     server.connect("p").publish("t", payload, qos)
     return client, client.expect("PUBLISH", payload=payload, qos=qos, dup=False)
 
@@ -323,7 +265,7 @@ def test_mqtt5_4_3_3_4__pubrel_follows_pubrec(server: Server, reason: int | None
 
 @pytest.mark.parametrize("reason", [0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99])
 def test_mqtt5_4_3_3_4__no_pubrel_after_a_refusal(server: Server, reason: int) -> None:
-    client = subscriber_of(server, 2, receive_maximum=1)
+    client = subscribed(server, qos=2, receive_maximum=1)
     publisher = server.connect("p")
     publisher.publish("t", b"1", 2)
     publisher.publish("t", b"2", 2)
@@ -364,7 +306,7 @@ def test_mqtt5_4_3_3_6__publish_is_not_resent_after_pubrec(server: Server) -> No
 
 
 def expiring_delivery(server: Server) -> tuple[Raw, Packet]:
-    client = subscriber_of(server, 2)
+    client = subscribed(server, qos=2)
     server.connect("p").publish("t", b"x", 2, message_expiry_interval=1)
     return client, client.expect("PUBLISH", payload="x", message_expiry_interval=1)
 
@@ -392,7 +334,7 @@ def test_mqtt5_4_3_3_7__no_expiry_once_sent_while_connected(server: Server) -> N
 
 def check_owned_when_acknowledged(server: Server, qos: int) -> None:
     """The answer has been read, and the publisher's connection is gone in the next moment."""
-    subscriber_of(server, qos).drop()
+    subscribed(server, qos=qos).drop()
     publisher = server.connect("p", session_expiry_interval=LASTING)
     publisher.send(wire.publish("t", b"owned", qos=qos, packet_id=0x1234))
     publisher.expect("PUBACK" if qos == 1 else "PUBREC", packet_id=0x1234, reason_code=0)
@@ -491,7 +433,7 @@ def test_mqtt5_4_4_0_1__no_resend_while_connected(server: Server) -> None:
 
 
 def test_mqtt5_4_4_0_1__resend_in_order_before_new_messages(server: Server) -> None:
-    client = subscriber_of(server, 2)
+    client = subscribed(server, qos=2)
     publisher = server.connect("p")
     for n, qos in enumerate((1, 2, 2, 1, 2)):
         publisher.publish("t", f"{n}", qos)

@@ -6,12 +6,12 @@ import pytest
 
 from tests.conformance import wire
 from tests.conformance.client import Raw
+from tests.conformance.codes import FILTER_INVALID, SHARED_NOT_SUPPORTED
 from tests.conformance.conftest import Serve
+from tests.conformance.deliveries import identifier
 from tests.conformance.server import Server
-from tests.conformance.test_mqtt5_qos import identifier
 from tests.conformance.wire import Packet
 
-FILTER_INVALID, NOT_SUPPORTED = 0x8F, 0x9E
 SHARED = "$share/g/t"
 TWICE = pytest.mark.parametrize("unacknowledged", ["wait", "move"])  # a setting that QoS 2 does not heed
 
@@ -77,7 +77,7 @@ def test_mqtt5_4_8_2_1__switched_off(serve: Serve) -> None:
     client = server.connect("c")
     assert client.connack is not None
     assert client.connack.properties["shared_subscription_available"] == 0
-    server.expect_breach(wire.subscribe(1, SHARED), codes=NOT_SUPPORTED)
+    server.expect_breach(wire.subscribe(1, SHARED), codes=SHARED_NOT_SUPPORTED)
     client.subscribe("$shared/g/t")
 
 

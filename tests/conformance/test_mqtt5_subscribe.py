@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.conformance import wire
+from tests.conformance.breaches import without_effect
 from tests.conformance.client import Raw
+from tests.conformance.codes import MALFORMED, PROTOCOL_ERROR
 from tests.conformance.conftest import Serve
 from tests.conformance.hooks import Policy
-from tests.conformance.server import Server
+from tests.conformance.server import BARE, Server
+from tests.conformance.texts import BAD_UTF_8
 
-MALFORMED, PROTOCOL_ERROR = 0x81, 0x82
-# A CONNACK that fits into 8 bytes: nothing differs from the defaults, so nothing is announced.
-BARE: dict[str, Any] = {
-    "receive_maximum": 65535,
-    "topic_alias_maximum": 0,
-    "maximum_packet_size": 268435460,
-}
-ILL_FORMED = [b"\xff", b"\x00", b"a\x00b", b"\xc0\x80", b"\xed\xa0\x80", b"t\xe2\x82"]
 SUBACK_CODES = {0x00, 0x01, 0x02, 0x80, 0x83, 0x87, 0x8F, 0x91, 0x97, 0x9E, 0xA1, 0xA2}
-
-
-def without_effect(server: Server, raw: bytes, code: int, *topics: str) -> None:
-    """*raw* closes with *code*, and none of *topics* is subscribed in the session that is left."""
-    client = server.connect("c", session_expiry_interval=60)
-    client.send(raw)
-    client.expect_close(code)
-    client.drop()
-    again = server.connect("c", clean_start=False, session_present=True)
-    publisher = server.connect("p")
-    for topic_name in topics:
-        publisher.publish(topic_name, b"x", qos=1, reason=0x10)
-    again.expect_nothing()
 
 
 @pytest.mark.parametrize("first", [0x80, 0x81, 0x8A, 0x8F])
@@ -43,7 +23,7 @@ def test_mqtt5_3_8_1_1__other_flags_are_malformed(server: Server, first: int) ->
     server.expect_breach(raw, codes=MALFORMED)
 
 
-@pytest.mark.parametrize("text", ILL_FORMED)
+@pytest.mark.parametrize("text", BAD_UTF_8)
 def test_mqtt5_3_8_3_1__filter_that_is_no_utf_8(server: Server, text: bytes) -> None:
     for filters in ([text], [("good", 1), (text, 1)], [(text, 1), ("good", 1)]):
         raw = wire.subscribe(1, *filters)

@@ -6,10 +6,9 @@ import pytest
 
 from tests.conformance import wire
 from tests.conformance.client import Raw
+from tests.conformance.codes import FILTER_INVALID, MALFORMED, NAME_INVALID, PROTOCOL_ERROR
 from tests.conformance.conftest import Serve
 from tests.conformance.server import Server
-
-MALFORMED, PROTOCOL_ERROR, FILTER_INVALID, NAME_INVALID = 0x81, 0x82, 0x8F, 0x90
 
 
 def expect_matches(server: Server, topic_filter: str, topics: dict[str, bool]) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.conformance import wire
+from tests.conformance.codes import MALFORMED, PROTOCOL_ERROR
 from tests.conformance.conftest import Serve
 from tests.conformance.hooks import Policy
-from tests.conformance.server import Server
-from tests.conformance.test_mqtt5_subscribe import BARE, ILL_FORMED, MALFORMED, PROTOCOL_ERROR
+from tests.conformance.server import BARE, Server
+from tests.conformance.texts import BAD_UTF_8
 
 UNSUBACK_CODES = {0x00, 0x11, 0x80, 0x83, 0x87, 0x8F, 0x91}
 
@@ -31,7 +32,7 @@ def test_mqtt5_3_10_1_1__other_flags_are_malformed(server: Server, first: int) -
     without_effect(server, wire.unsubscribe(1, "t", first=first), MALFORMED)
 
 
-@pytest.mark.parametrize("text", ILL_FORMED)
+@pytest.mark.parametrize("text", BAD_UTF_8)
 def test_mqtt5_3_10_3_1__filter_that_is_no_utf_8(server: Server, text: bytes) -> None:
     without_effect(server, wire.unsubscribe(1, "t", text), MALFORMED)
 

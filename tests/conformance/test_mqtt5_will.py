@@ -8,35 +8,11 @@ import pytest
 
 from tests.conformance import wire
 from tests.conformance.client import Raw
+from tests.conformance.codes import MALFORMED
 from tests.conformance.conftest import Serve
 from tests.conformance.hooks import Policy
 from tests.conformance.server import Server
-
-MALFORMED = 0x81
-
-
-def dying(server: Server, client_id: str = "c", delay: int = 0, interval: int = 0, **kwargs: object) -> Raw:
-    """A client with a will "gone" to "w", and the intervals of will and session."""
-    will = wire.will("w", b"gone", will_delay_interval=delay)
-    return server.connect(client_id, will=will, session_expiry_interval=interval, **kwargs)
-
-
-def expect_will(server: Server, watcher: Raw, after: float = 0) -> None:
-    """The will comes *after* that many seconds from now, not earlier, and once."""
-    if after:
-        server.advance(after - 0.1)
-        watcher.expect_nothing()
-        server.advance(0.2)
-    watcher.expect_messages(("w", b"gone"))
-    server.advance(100_000)
-    watcher.expect_nothing()
-
-
-def expect_no_will(server: Server, watcher: Raw) -> None:
-    watcher.expect_nothing()
-    server.advance(100_000)
-    watcher.expect_nothing()
-
+from tests.conformance.wills import breach, dying, expect_will, kick, leave, silence
 
 # ---- Will Flag
 
@@ -62,35 +38,13 @@ def test_mqtt5_3_1_2_7__no_will_after_a_refusal(serve: Serve) -> None:
         client = server.client()
         client.send(wire.connect(client_id, will=will, user_name=name, properties=[(0x11, 60)]))
         client.expect_close(code)
-    expect_no_will(server, watcher)
+    expect_will(server, watcher, None)
     assert server.retained() == []
-
-
-def breach(server: Server, client: Raw) -> None:
-    client.send(bytes.fromhex("C1 00"))
-    client.expect_close(MALFORMED)
-    client.drop()
-
-
-def silence(server: Server, client: Raw) -> None:
-    server.advance(15)
-    client.expect_close(0x8D)
-    client.drop()
-
-
-def kick(server: Server, client: Raw) -> None:
-    server.run(server.broker.disconnect(client.client_id))
-    client.expect_close(0x98)
-    client.drop()
 
 
 def take_over(server: Server, client: Raw) -> None:
     server.connect(client.client_id, clean_start=False, session_expiry_interval=60)
     client.expect_close(0x8E)
-
-
-def leave(code: int) -> Callable[[Server, Raw], None]:
-    return lambda server, client: client.disconnect(code)
 
 
 CLIENT_CODES = (0x04, *range(0x80, 0x84), 0x90, *range(0x93, 0x9A))
@@ -111,7 +65,7 @@ def test_mqtt5_3_1_2_8__published_after(
     server: Server, end: Callable[[Server, Raw], None], interval: int
 ) -> None:
     watcher = server.watch()
-    end(server, dying(server, interval=interval, keep_alive=10))
+    end(server, dying(server, interval=interval))
     expect_will(server, watcher)
 
 
@@ -133,7 +87,7 @@ def test_mqtt5_3_1_2_8__not_after_a_normal_disconnection(
 ) -> None:
     watcher = server.watch()
     dying(server, delay=delay, interval=interval).disconnect(code)
-    expect_no_will(server, watcher)
+    expect_will(server, watcher, None)
 
 
 # Fields of the payload; the last byte of a field is cut as well.
@@ -164,14 +118,14 @@ def test_mqtt5_3_1_2_10__a_published_will_is_gone(server: Server, code: int | No
     client.disconnect(code) if code else client.drop()
     watcher.expect_messages(("w", b"gone"))
     server.connect("c", clean_start=False, session_expiry_interval=300, session_present=True).drop()
-    expect_no_will(server, watcher)
+    expect_will(server, watcher, None)
 
 
 def test_mqtt5_3_1_2_10__a_deleted_will_is_gone(server: Server) -> None:
     watcher = server.watch()
     dying(server, interval=300).disconnect(0x00)
     server.connect("c", clean_start=False, session_expiry_interval=300, session_present=True).drop()
-    expect_no_will(server, watcher)
+    expect_will(server, watcher, None)
 
 
 # ---- Will QoS and Will Retain
@@ -230,7 +184,7 @@ def test_mqtt5_3_1_3_9__cancelled_by_a_new_connection(server: Server) -> None:
     server.advance(5)
     watcher.expect_nothing()
     again.disconnect()
-    expect_no_will(server, watcher)
+    expect_will(server, watcher, None)
 
 
 def test_mqtt5_3_1_3_9__cancelled_by_a_takeover(server: Server) -> None:
@@ -241,7 +195,7 @@ def test_mqtt5_3_1_3_9__cancelled_by_a_takeover(server: Server) -> None:
     server.advance(5)
     watcher.expect_nothing()
     again.drop()
-    expect_no_will(server, watcher)
+    expect_will(server, watcher, None)
 
 
 @pytest.mark.parametrize("connected", [True, False])

@@ -9,14 +9,11 @@ import pytest
 
 from tests.conformance import wire
 from tests.conformance.conftest import Serve
+from tests.conformance.connects_311 import connect
 from tests.conformance.hooks import Password, Policy
 from tests.conformance.server import Server
 
 WILL = wire.will("w", b"gone", qos=1)
-
-
-def connect(client_id: str = "c", **kwargs: Any) -> bytes:
-    return wire.connect(client_id, version=4, **kwargs)
 
 
 # ------------------------------------------------------------------------------- X3-01 no CONNECT in time

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.conformance import wire
+from tests.conformance.codes import MALFORMED, PROTOCOL_ERROR
 from tests.conformance.conftest import Serve
 from tests.conformance.server import Server
-
-MALFORMED, PROTOCOL_ERROR = 0x81, 0x82
-NEVER = 0xFFFFFFFF
+from tests.conformance.sessions import NEVER
 
 
 def refused_with(server: Server, name: str, good: list[object], bad: list[object]) -> None:

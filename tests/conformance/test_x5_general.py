@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from tests.conformance import wire
+from tests.conformance.codes import MALFORMED, PROTOCOL_ERROR
 from tests.conformance.server import Server
 from tests.conformance.wire import PropertySpec
-
-MALFORMED, PROTOCOL_ERROR = 0x81, 0x82
 
 SAMPLES: dict[str, Any] = {
     "byte": 1,

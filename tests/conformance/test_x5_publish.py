@@ -9,11 +9,6 @@ from tests.conformance.client import Raw
 from tests.conformance.conftest import Serve
 from tests.conformance.server import Server
 
-
-def alias(number: int) -> dict[str, int]:
-    return {"topic_alias": number}
-
-
 # --------------------------------------------------------------------------- Topic Name and Topic Alias
 
 
@@ -27,10 +22,10 @@ def test_x5_11__empty_topic_without_alias(server: Server, qos: int) -> None:
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_x5_12__alias_without_mapping(server: Server, qos: int) -> None:
-    other = wire.publish("other", b"x", properties=alias(1))
+    other = wire.publish("other", b"x", properties=wire.alias(1))
     for before in (b"", other):
         watcher, client = server.watch(client_id=f"w{len(before)}"), server.connect("c")
-        client.send(before, wire.publish("", b"x", qos=qos, retain=True, properties=alias(2)))
+        client.send(before, wire.publish("", b"x", qos=qos, retain=True, properties=wire.alias(2)))
         client.expect_close(0x82)
         watcher.expect_messages(*(["x"] if before else []))
     assert server.retained() == []
@@ -40,7 +35,7 @@ def test_x5_12__alias_without_mapping(server: Server, qos: int) -> None:
 def test_x5_13__alias_with_a_new_topic(server: Server, qos: int) -> None:
     watcher, client = server.watch(), server.connect("c")
     for topic_name in ("a", "", "b", "", "a", ""):
-        client.publish(topic_name, b"x", qos, properties=alias(1))
+        client.publish(topic_name, b"x", qos, properties=wire.alias(1))
     watcher.expect_messages(*((one, "x") for one in "aabbaa"), topic_alias=None)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.conformance import wire
+from tests.conformance.authentication import admitted, challenged
+from tests.conformance.breaches import without_effect
 from tests.conformance.client import Raw
+from tests.conformance.codes import PROTOCOL_ERROR
 from tests.conformance.conftest import Serve
 from tests.conformance.hooks import EnhancedAuth
 from tests.conformance.server import Server
-from tests.conformance.test_mqtt5_auth import admitted, challenged
-from tests.conformance.test_mqtt5_subscribe import PROTOCOL_ERROR, without_effect
 
 
 @pytest.mark.parametrize("filters", [["t"], [("t", 1), ("u", 2)], ["#"], ["$share/g/t"]])

@@ -245,6 +245,19 @@ def publish(
     return packet(0x30 | dup << 3 | qos << 1 | retain if first is None else first, body + payload)
 
 
+def publish_of(size: int, topic_name: str = "t", **fields: Any) -> bytes:
+    """A PUBLISH of *size* bytes in all, below 16 KiB, filled up with x."""
+    empty = len(publish(topic_name, **fields)) + (size > 129)  # from there on Remaining Length has two bytes
+    raw = publish(topic_name, b"x" * (size - empty), **fields)
+    assert len(raw) == size
+    return raw
+
+
+def alias(number: int) -> dict[str, int]:
+    """The properties of a PUBLISH that uses a Topic Alias."""
+    return {"topic_alias": number}
+
+
 def ack(
     first: int,
     packet_id: int,

@@ -78,7 +78,7 @@ def test_a_client_certificate_can_be_optional(serve: Serve, certificates: Certif
 def test_a_certificate_gives_the_user_name(
     serve: Serve, certificates: Certificates, setting: str, user_name: str | None
 ) -> None:
-    running = serve("tls", tls=certificates.tls("required", user_name=setting))
+    running = serve("tls", tls=certificates.tls("required", user_name=setting), anonymous="never")
     with connected(
         running, "me", scheme="tls", certificates=certificates, identity=certificates.client
     ) as client:

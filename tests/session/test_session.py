@@ -131,6 +131,46 @@ def test_after_a_cut_the_unfinished_come_first_then_the_queue() -> None:
     bench.check_balance()
 
 
+def test_a_pubrel_waits_for_no_slot_not_even_behind_a_resend() -> None:
+    bench = Bench()
+    bench.attach(window=4)
+    bench.deliver(b"1", b"2", b"3", b"4", qos=2)
+    bench.session.acknowledge(2, PUBREC, 0)
+    bench.session.acknowledge(4, PUBREC, 0)
+    bench.detach()
+    link = bench.attach(window=1)
+    assert link.take() == [Sent(b"1", 2, 1, True), Pubrel(2), Pubrel(4)]
+    bench.session.acknowledge(4, PUBCOMP, 0)
+    bench.session.acknowledge(2, PUBCOMP, 0)
+    assert link.take() == [], "they gave no slot back"
+    bench.session.acknowledge(1, PUBREC, 0x80)
+    assert link.take() == [Sent(b"3", 2, 3, True)]
+    bench.check_balance()
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_retain_as_published_has_no_effect_for_3_x(keeps: bool) -> None:
+    """And what was queued under one version goes by the version that it is sent to [B27]."""
+    bench = Bench()
+    subscription = Subscription("t", 1, retain_as_published=True)
+    for qos in (0, 1):
+        bench.session.deliver(message(b"queued", qos, retain=True), subscription)
+    link = FakeLink()
+    bench.session.attach(link, 10, keeps)
+    bench.session.pump()
+    for qos in (0, 1):
+        bench.session.deliver(message(b"live", qos, retain=True), subscription)
+        bench.session.deliver_retained(message(b"asked", qos, retain=True), 1, ())
+    sent = {(each.payload, each.qos): each.retain for each in link.take() if isinstance(each, Sent)}
+    assert sent == {
+        (b"queued", 1): keeps,
+        (b"live", 0): keeps,
+        (b"live", 1): keeps,
+        (b"asked", 0): True,
+        (b"asked", 1): True,
+    }
+
+
 def test_a_window_of_one_resends_one_by_one() -> None:
     bench = Bench()
     bench.attach(window=3)
