@@ -266,6 +266,7 @@ class Broker:
                 client.end(MqttError("the session's queue is full", ReasonCode.QUOTA_EXCEEDED))
         begun = [self._go_on(work) for work in due_work(core, now)]
         core.retained.clean_expired(now)
+        core.sessions.drop_expired(now)
         interval = self.config.capacity.sys_interval
         if interval and now - self._sys_at >= interval:
             self._sys_at = now
@@ -426,7 +427,7 @@ class Broker:
 
     def _count_drop(self, client_id: str, message: Message | None, reason: str) -> None:
         core = self._core
-        core.stats.dropped[reason] += 1
+        core.stats.drop(reason)
         client = core.clients.get(client_id)
         if client is not None:
             client.count_drop(reason)

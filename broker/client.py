@@ -37,7 +37,7 @@ from broker.transport.base import Connection
 log = logging.getLogger("broker.client")
 
 ACK = Struct(">BBH")  # PUBACK, PUBREC, PUBREL and PUBCOMP with Reason Code 0x00, in every version
-TURN = 10_000  # deliveries that one read may cause before everybody else has a turn of the loop
+TURN = 10_000  # deliveries and drops that one read may cause before everybody has a turn of the loop
 SHORTEST_CONNACK = 5  # bytes: all that is safe to send while CONNECT was not understood
 PACKET_ID = Struct(">H")
 
@@ -205,14 +205,14 @@ class Client:
             if packets:
                 stats.messages_received += len(packets)
                 self.handling = True
-                turn_ends = stats.publish_sent + TURN
+                turn_ends = stats.publish_sent + stats.drops + TURN
                 for packet in packets:
                     await dispatch(self, packet)
                     if self.ending is not None:
                         return
-                    if stats.publish_sent > turn_ends:
+                    if stats.publish_sent + stats.drops > turn_ends:
                         await asyncio.sleep(0)
-                        turn_ends = stats.publish_sent + TURN
+                        turn_ends = stats.publish_sent + stats.drops + TURN
                 self.handling = False
                 self.last_packet_at = terms.clock()  # our own time is not the client's silence [B08]
             if reader.error is not None:

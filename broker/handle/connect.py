@@ -244,6 +244,7 @@ async def _session_for(core: Core, client: Client, packet: Connect) -> tuple[Ses
     if session is not None and (over or packet.clean_start):
         await end_session(core, session)
         session = None
+    _check_room(core, client, packet)  # again, after all that may wait
     if session is not None:
         return session, True
     if len(sessions) >= core.config.capacity.maximum_sessions:

@@ -16,6 +16,7 @@ class Stats:
         "connections",
         "connections_refused",
         "dropped",
+        "drops",
         "messages_received",
         "messages_sent",
         "publish_received",
@@ -34,6 +35,12 @@ class Stats:
         self.publish_received = 0
         self.publish_sent = 0
         self.dropped: Counter[str] = Counter()  # by reason
+        self.drops = 0  # all of them
+
+    def drop(self, reason: str) -> None:
+        """A message was dropped for *reason*."""
+        self.dropped[reason] += 1
+        self.drops += 1
 
 
 def sys_values(stats: Stats, gauges: dict[str, int | str], now: float) -> dict[str, str]:
@@ -48,7 +55,7 @@ def sys_values(stats: Stats, gauges: dict[str, int | str], now: float) -> dict[s
         "messages/sent": stats.messages_sent,
         "publish/messages/received": stats.publish_received,
         "publish/messages/sent": stats.publish_sent,
-        "publish/messages/dropped": stats.dropped.total(),
+        "publish/messages/dropped": stats.drops,
         **{f"dropped/{reason}": count for reason, count in sorted(stats.dropped.items())},
         **gauges,
     }

@@ -53,6 +53,8 @@ class SessionManager:
         self._sessions: dict[str, Session] = {}
         self._ends = Deadlines(lambda session: session.ends_at)
         self._wills = Deadlines(lambda session: session.will_due)
+        self._queues = Deadlines(lambda session: session.queue_expires_at)
+        terms.expiring = lambda session: self._queues.note(session, self._sessions.values())
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -98,6 +100,11 @@ class SessionManager:
     def due_wills(self, now: float) -> list[Session]:
         """The sessions whose will is due; each is returned once."""
         return [session for session in self._wills.pop_due(now) if session.will is not None]
+
+    def drop_expired(self, now: float) -> None:
+        """Drop the queued messages that have expired by *now*. Costs only what is due."""
+        for session in self._queues.pop_due(now):
+            session.drop_expired()
 
     def clean_expired(self, now: float) -> list[Session]:
         """The sessions whose life is over [MQTT-4.1.0-2], each returned once, for the caller to end.

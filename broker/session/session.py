@@ -46,6 +46,10 @@ class Link(Protocol):
         """Its socket takes no more: QoS 1 and 2 had better wait in the session."""
 
 
+def _nobody(session: Session) -> None:
+    """Nobody looks at the deadlines of queues."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Terms:
     """What all sessions of one broker share."""
@@ -53,6 +57,7 @@ class Terms:
     clock: Callable[[], float]
     budget: ByteBudget
     dropped: Callable[[str, Message | None, str], None]  # client_id, message, reason
+    expiring: Callable[[Session], None] = _nobody  # `queue_expires_at` of a session came nearer
     overhead: int = 0  # bytes that the objects around a message or subscription take, in the budget
     maximum_queued_messages: int = 1000
     maximum_queued_bytes: int = 1 << 26  # queued, in flight and held, of one session
@@ -70,7 +75,6 @@ class Session:
     """
 
     __slots__ = (
-        "_queue_expires_at",
         "_queued_qos_0",
         "bytes",
         "client_id",
@@ -84,6 +88,7 @@ class Session:
         "keeps_retain",
         "link",
         "queue",
+        "queue_expires_at",
         "queued_bytes",
         "subscriptions",
         "terms",
@@ -102,7 +107,7 @@ class Session:
         self._queued_qos_0 = 0  # while any waits, later QoS 0 waits behind it [B12]
         self.bytes = 0
         self.fixed_bytes = 0
-        self._queue_expires_at = NEVER  # the earliest deadline in the queue, or earlier
+        self.queue_expires_at = NEVER  # the earliest deadline in the queue, or earlier
         self.expiry_interval = 0  # seconds
         self.ends_at = NEVER
         self.will: PendingWill | None = None
@@ -212,7 +217,9 @@ class Session:
             if message.expires_at <= self.terms.clock():
                 self._drop(delivery, "expired")
                 return
-            self._queue_expires_at = min(self._queue_expires_at, message.expires_at)
+            if message.expires_at < self.queue_expires_at:
+                self.queue_expires_at = message.expires_at
+                self.terms.expiring(self)
         if self._is_full(len(self.queue) + 1) and not self._make_room(delivery):
             return
         delivery.message = message.bare()
@@ -232,7 +239,8 @@ class Session:
         """
         policy = self.terms.queue_full
         self._drop_queued(self._expired())
-        self._drop_queued([queued for queued in self.queue if queued.qos == 0], "queue_full")
+        if self._queued_qos_0:
+            self._drop_queued([queued for queued in self.queue if queued.qos == 0], "queue_full")
         if policy == "drop_oldest" and delivery.message.size <= self.terms.maximum_queued_bytes:
             while self.queue and self._is_full(len(self.queue) + 1):
                 self._drop(self._take_next(), "queue_full")
@@ -245,11 +253,17 @@ class Session:
     def _expired(self) -> list[Delivery]:
         """What has expired in the queue; looks only when something can have."""
         now = self.terms.clock()
-        if now < self._queue_expires_at:
+        if now < self.queue_expires_at:
             return []
         deadlines = [d.message.expires_at for d in self.queue if d.message.expires_at is not None]
-        self._queue_expires_at = min((when for when in deadlines if when > now), default=NEVER)
+        self.queue_expires_at = min((when for when in deadlines if when > now), default=NEVER)
         return [d for d in self.queue if d.message.expires_at is not None and d.message.expires_at <= now]
+
+    def drop_expired(self) -> None:
+        """Drop what has expired in the queue."""
+        self._drop_queued(self._expired())
+        if self.queue_expires_at != NEVER:
+            self.terms.expiring(self)
 
     def _drop_queued(self, deliveries: list[Delivery], reason: str = "expired") -> None:
         """Drop *deliveries*, those for want of room only until there is some."""

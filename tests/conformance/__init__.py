@@ -61,4 +61,8 @@ What to know
 - At the end of a test no client may be left in the broker and nothing may be logged at ERROR;
   `server.expect_errors()` says that an error is wanted.
 - Hooks that refuse, wait, fail or authenticate are in `hooks.py`.
+- What several files need is in modules without tests, one theme each: `sessions`, `deliveries`, `wills`,
+  `authentication`, `texts`, `topics`, `breaches`, `refusals`, `connects_311`, `web_clients`, `script`,
+  `certificates`, `codes`, `marks`. A check of theirs counts as looking at the wire if SHARED_CHECKS in
+  `coverage_table.py` names it.
 """

@@ -143,9 +143,8 @@ def connect_properties(raw: bytes) -> dict[str, Any]:
 class Raw:
     """One test client; see the module docstring. Made by `Server.client`, closed by the harness."""
 
-    def __init__(
-        self, transport: Tcp, version: int = 5, on_gone: Callable[[Raw], None] | None = None
-    ) -> None:
+    def __init__(self, transport: Tcp, version: int = 5, on_gone: Callable[[Raw], None] | None = None,
+                 settle: Callable[[], None] | None = None) -> None:  # fmt: skip
         self.transport, self.version = transport, version
         self.port = transport.local
         self.client_id = ""
@@ -154,7 +153,7 @@ class Raw:
         self.inbox: deque[Packet] = deque()
         self.inspector = Inspector()
         self.closed = False  # this side closed
-        self._on_gone = on_gone
+        self._on_gone, self._settle = on_gone, settle
         self._buffer = b""
         self._eof = False
         self._packet_id = 0
@@ -248,10 +247,13 @@ class Raw:
         5.0: the one packet before the end is DISCONNECT (CONNACK if none was accepted) with one of
         *codes* and *fields*; None among them allows silence, no codes at all demand it.
         3.x: CONNACK with one of *codes* before acceptance; codes are void after it, and nothing comes.
-        *skip* names packet types that may come before.
+        *skip* names packet types that may come before. Returns when the server has done what goes with the
+        end at once: a will without a delay is published.
         """
         deadline, found = time.monotonic() + timeout, self._until_end(timeout)
         assert time.monotonic() <= deadline + 0.5, f"the close took longer than {timeout} s"
+        if self._settle is not None:
+            self._settle()
         found = [packet for packet in found if packet.name not in skip]
         if self.version < 5 and self._accepted_before(found):
             codes = ()

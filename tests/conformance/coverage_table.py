@@ -38,8 +38,8 @@ EXCHANGES = frozenset({"connect", "connect5", "connect311", "subscribe", "unsubs
 EXPECTATIONS = frozenset({"reason", "reasons", "granted", "session_present"})
 # Functions of modules beside the tests that do so for a test which imports them.
 SHARED_CHECKS = frozenset({
-    "expect_answer", "expect_answers", "expect_raw", "expect_web_close", "expect_will", "refuse_all",
-    "without_effect",
+    "expect_answer", "expect_answers", "expect_no_reuse", "expect_pubrels", "expect_raw",
+    "expect_text_refused", "expect_web_close", "expect_will", "refuse_all", "without_effect",
 })  # fmt: skip
 
 NOT_STATEMENTS = frozenset({"test_coverage.py", "test_harness.py"})  # tests of the tests

@@ -163,7 +163,7 @@ class Server:
         """A client with an open stream that has sent nothing yet."""
         kind: type[Tcp] = TRANSPORTS.get(transport or self.transport, Tcp)
         stream = kind(address or self.address(transport), rng=self.rng, context=context, **kwargs)
-        client = Raw(stream, version, self._gone)
+        client = Raw(stream, version, self._gone, self.settle)
         self.clients.append(client)
         return client
 

@@ -14,6 +14,7 @@ from tests.conformance.codes import MALFORMED, PROTOCOL_ERROR
 from tests.conformance.conftest import Serve
 from tests.conformance.hooks import Gate
 from tests.conformance.server import Server
+from tests.conformance.wills import expect_will
 
 
 def heard(server: Server, client: Raw, raw: bytes) -> None:
@@ -154,11 +155,7 @@ def test_b08__a_timeout_is_an_abnormal_close(server: Server) -> None:
         server.advance(1.6)
         client.expect_close(0x8D)
         client.drop()
-        if delay:
-            server.advance(4.8)
-            watcher.expect_nothing()
-            server.advance(0.3)
-        watcher.expect("PUBLISH", topic_name="w", payload="gone")
+        expect_will(server, watcher, delay)
 
 
 @pytest.mark.parametrize(

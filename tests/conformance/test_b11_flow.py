@@ -20,10 +20,8 @@ from tests.conformance.sessions import again, offline, resume, subscribed
 @pytest.mark.parametrize(("asked", "setting"), [(2, 10), (10, 2), (None, 2)])
 def test_b11__outbound_window(serve: Serve, qos: int, version: int, asked: int | None, setting: int) -> None:
     server = serve(outbound_receive_maximum=2 if version == 4 else setting)
-    if version == 4:
-        client = subscribed(server, qos=qos, version=4)
-    else:
-        client = subscribed(server, qos=qos, **{} if asked is None else {"receive_maximum": asked})
+    named = {} if asked is None else {"receive_maximum": asked}
+    client = subscribed(server, qos=qos, version=version, **named)
     publish_numbers(server, 6, qos)
     waiting = client.expect_messages(*numbers(0, 1), qos=qos)
     for n in range(2, 6):
@@ -35,7 +33,7 @@ def test_b11__outbound_window(serve: Serve, qos: int, version: int, asked: int |
 def test_b11__what_counts(serve: Serve, version: int) -> None:
     """QoS 1 until PUBACK, QoS 2 until PUBCOMP, and no acknowledgement adds to the initial value."""
     server = serve(outbound_receive_maximum=2)
-    client = subscribed(server, qos=2, version=4) if version == 4 else subscribed(server, qos=2)
+    client = subscribed(server, qos=2, version=version)
     publisher = server.connect("p")
     for n in range(6):
         publisher.publish("t", f"{n}", 1 + n % 2)

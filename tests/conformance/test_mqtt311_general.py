@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.conformance import wire
-from tests.conformance.client import Raw
+from tests.conformance.deliveries import expect_no_reuse, expect_pubrels, own_qos_2
 from tests.conformance.server import Server
-from tests.conformance.texts import BOM, ILL_FORMED, connects_with, packets_with
+from tests.conformance.texts import BOM, ILL_FORMED, expect_text_refused
 
 
 def breach(server: Server, *raw: bytes) -> None:
@@ -16,20 +16,12 @@ def breach(server: Server, *raw: bytes) -> None:
 
 @pytest.mark.parametrize("text", ILL_FORMED.values(), ids=ILL_FORMED)
 def test_mqtt311_1_5_3_1__ill_formed_strings_close(server: Server, text: bytes) -> None:
-    for raw in connects_with(text, version=4):
-        server.expect_refused(raw, version=4)
-    for raw in packets_with(text, version=4):
-        server.expect_breach(raw, codes=(), version=4)
-    assert server.retained() == []
+    expect_text_refused(server, text, version=4)
 
 
 def test_mqtt311_1_5_3_2__u_0000_closes(server: Server) -> None:
     for text in (b"\x00", b"a\x00b"):
-        for raw in connects_with(text, version=4):
-            server.expect_refused(raw, version=4)
-        for raw in packets_with(text, version=4):
-            server.expect_breach(raw, codes=(), version=4)
-    assert server.retained() == []
+        expect_text_refused(server, text, version=4)
 
 
 def test_mqtt311_1_5_3_3__u_feff_is_kept_in_topics(server: Server) -> None:
@@ -55,7 +47,7 @@ def test_mqtt311_2_2_2_1__the_server_sends_the_listed_flags(server: Server) -> N
         wire.publish("t", b"x", qos=2, packet_id=7, version=4),
         wire.pubrel(7, version=4),
     )
-    seen += _qos_2(client)
+    seen += own_qos_2(client)
     client.send(
         wire.publish("u", b"x", qos=1, packet_id=8, version=4),
         wire.unsubscribe(9, "t", version=4),
@@ -67,16 +59,6 @@ def test_mqtt311_2_2_2_1__the_server_sends_the_listed_flags(server: Server) -> N
         "CONNACK": 0x20, "SUBACK": 0x90, "PUBREC": 0x50, "PUBCOMP": 0x70, "PUBREL": 0x62, "PUBACK": 0x40,
         "UNSUBACK": 0xB0, "PINGRESP": 0xD0,
     }  # fmt: skip
-
-
-def _qos_2(client: Raw) -> list[wire.Packet]:
-    """What a client gets that sent itself a QoS 2 message: the order of PUBLISH and PUBCOMP is free."""
-    seen = [client.expect("PUBREC"), client.recv(), client.recv()]
-    publish = next(packet for packet in seen if packet.name == "PUBLISH")
-    client.send(wire.pubrec(publish.packet_id or 0, version=4))
-    seen.append(client.expect("PUBREL", packet_id=publish.packet_id))
-    client.send(wire.pubcomp(publish.packet_id or 0, version=4))
-    return seen
 
 
 @pytest.mark.parametrize(
@@ -165,24 +147,7 @@ def test_mqtt311_2_3_1_4__resent_with_the_same_identifier(server: Server, qos: i
 
 @pytest.mark.tcp_only("70,000 messages take seconds, and bytes are bytes")
 def test_mqtt311_2_3_1_4__a_held_identifier_is_not_used_again(server: Server) -> None:
-    client = server.connect("c", 4)
-    client.subscribe("t", qos=1)
-    server.run(server.broker.publish("t", b"held", qos=1))
-    held = client.expect("PUBLISH", payload="held").packet_id
-    seen: set[int | None] = set()
-    for _ in range(140):
-        server.run(_publish_many(server, 500))
-        found = [client.expect("PUBLISH", payload="x").packet_id for _ in range(500)]
-        client.send(*(wire.puback(packet_id or 0, version=4) for packet_id in found))
-        seen.update(found)
-    client.fence()
-    assert held not in seen and 0 not in seen
-    assert len(seen) == 65534  # all others, over the wrap
-
-
-async def _publish_many(server: Server, count: int) -> None:
-    for _ in range(count):
-        await server.broker.publish("t", b"x", qos=1)
+    expect_no_reuse(server, 4)
 
 
 def test_mqtt311_2_3_1_5__qos_0_has_no_packet_identifier(server: Server) -> None:
@@ -205,15 +170,7 @@ def test_mqtt311_2_3_1_6__acknowledgements_echo_the_identifier(server: Server, p
 
 
 def test_mqtt311_2_3_1_6__pubrel_has_the_identifier_of_its_publish(server: Server) -> None:
-    client = server.connect("c", 4)
-    client.subscribe("t", qos=2)
-    publisher = server.connect("p", 4)
-    publisher.publish("t", b"1", qos=2)
-    publisher.publish("t", b"2", qos=2)
-    first, second = client.expect_messages(b"1", b"2", qos=2)
-    client.send(wire.pubrec(second.packet_id or 0, version=4), wire.pubrec(first.packet_id or 0, version=4))
-    client.expect("PUBREL", packet_id=second.packet_id)
-    client.expect("PUBREL", packet_id=first.packet_id)
+    expect_pubrels(server, 4)
 
 
 @pytest.mark.parametrize("packet_id", [1, 0x0100, 0xFFFF])

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conformance import wire
-from tests.conformance.client import Raw
 from tests.conformance.codes import MALFORMED, PROTOCOL_ERROR
 from tests.conformance.conftest import Serve
+from tests.conformance.deliveries import expect_no_reuse, expect_pubrels, own_qos_2
 from tests.conformance.hooks import EnhancedAuth
 from tests.conformance.server import Server
-from tests.conformance.texts import BOM, ILL_FORMED, connects_with, packets_with
+from tests.conformance.texts import BOM, ILL_FORMED, expect_text_refused
 
 
 def pairs_with(pair: tuple[str | bytes, str | bytes]) -> Iterator[bytes]:
@@ -26,20 +26,12 @@ def pairs_with(pair: tuple[str | bytes, str | bytes]) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("text", ILL_FORMED.values(), ids=ILL_FORMED)
 def test_mqtt5_1_5_4_1__ill_formed_strings_are_malformed(server: Server, text: bytes) -> None:
-    for raw in connects_with(text):
-        server.expect_refused(raw, codes=MALFORMED)
-    for raw in packets_with(text):
-        server.expect_breach(raw, codes=MALFORMED)
-    assert server.retained() == []
+    expect_text_refused(server, text)
 
 
 def test_mqtt5_1_5_4_2__u_0000_is_malformed(server: Server) -> None:
     for text in (b"\x00", b"a\x00b"):
-        for raw in connects_with(text):
-            server.expect_refused(raw, codes=MALFORMED)
-        for raw in packets_with(text):
-            server.expect_breach(raw, codes=MALFORMED)
-    assert server.retained() == []
+        expect_text_refused(server, text)
 
 
 def test_mqtt5_1_5_4_3__u_feff_is_kept_in_topics(server: Server) -> None:
@@ -170,7 +162,7 @@ def test_mqtt5_2_1_3_1__the_server_sends_the_listed_flags(serve: Serve) -> None:
     client.send(wire.auth(0x18, {"authentication_method": "X-TEST", "authentication_data": b"proof"}))
     seen += [client.expect("CONNACK", reason_code=0), client.subscribe("t", qos=2)]
     client.send(wire.publish("t", b"x", qos=2, packet_id=7), wire.pubrel(7))
-    seen += _qos_2(client)
+    seen += own_qos_2(client)
     client.send(wire.publish("u", b"x", qos=1, packet_id=8), wire.unsubscribe(9, "t"), wire.pingreq())
     seen += [client.expect(name) for name in ("PUBACK", "UNSUBACK", "PINGRESP")]
     client.send(wire.auth(0x18))
@@ -180,16 +172,6 @@ def test_mqtt5_2_1_3_1__the_server_sends_the_listed_flags(serve: Serve) -> None:
         "AUTH": 0xF0, "CONNACK": 0x20, "SUBACK": 0x90, "PUBREC": 0x50, "PUBCOMP": 0x70, "PUBREL": 0x62,
         "PUBACK": 0x40, "UNSUBACK": 0xB0, "PINGRESP": 0xD0, "DISCONNECT": 0xE0,
     }  # fmt: skip
-
-
-def _qos_2(client: Raw) -> list[wire.Packet]:
-    """What a client gets that sent itself a QoS 2 message: the order of PUBLISH and PUBCOMP is free."""
-    seen = [client.expect("PUBREC"), client.recv(), client.recv()]
-    publish = next(packet for packet in seen if packet.name == "PUBLISH")
-    client.send(wire.pubrec(publish.packet_id or 0))
-    seen.append(client.expect("PUBREL", packet_id=publish.packet_id))
-    client.send(wire.pubcomp(publish.packet_id or 0))
-    return seen
 
 
 def test_mqtt5_2_2_1_2__qos_0_has_no_packet_identifier(server: Server) -> None:
@@ -242,24 +224,7 @@ def test_mqtt5_2_2_1_4__fifty_unacknowledged_have_fifty_identifiers(server: Serv
 
 @pytest.mark.tcp_only("70,000 messages take seconds, and bytes are bytes")
 def test_mqtt5_2_2_1_4__a_held_identifier_is_not_used_again(server: Server) -> None:
-    client = server.connect("c")
-    client.subscribe("t", qos=1)
-    server.run(server.broker.publish("t", b"held", qos=1))
-    held = client.expect("PUBLISH", payload="held").packet_id
-    seen: set[int | None] = set()
-    for _ in range(140):
-        server.run(_publish_many(server, 500))
-        found = [client.expect("PUBLISH", payload="x").packet_id for _ in range(500)]
-        client.send(*(wire.puback(packet_id or 0) for packet_id in found))
-        seen.update(found)
-    client.fence()
-    assert held not in seen and 0 not in seen
-    assert len(seen) == 65534  # all others, over the wrap
-
-
-async def _publish_many(server: Server, count: int) -> None:
-    for _ in range(count):
-        await server.broker.publish("t", b"x", qos=1)
+    expect_no_reuse(server, 5)
 
 
 @pytest.mark.parametrize("packet_id", [1, 0x1234, 0xFFFF])
@@ -274,15 +239,7 @@ def test_mqtt5_2_2_1_5__acknowledgements_echo_the_identifier(server: Server, pac
 
 
 def test_mqtt5_2_2_1_5__pubrel_has_the_identifier_of_its_publish(server: Server) -> None:
-    client = server.connect("c")
-    client.subscribe("t", qos=2)
-    publisher = server.connect("p")
-    publisher.publish("t", b"1", qos=2)
-    publisher.publish("t", b"2", qos=2)
-    first, second = client.expect_messages(b"1", b"2", qos=2)
-    client.send(wire.pubrec(second.packet_id or 0), wire.pubrec(first.packet_id or 0))
-    client.expect("PUBREL", packet_id=second.packet_id, reason_code=0)
-    client.expect("PUBREL", packet_id=first.packet_id, reason_code=0)
+    expect_pubrels(server, 5)
 
 
 def test_mqtt5_2_2_1_5__acknowledgements_for_nothing(server: Server) -> None:

@@ -12,6 +12,7 @@ from tests.conformance.codes import MALFORMED, PROTOCOL_ERROR
 from tests.conformance.conftest import Serve
 from tests.conformance.hooks import EnhancedAuth, Policy
 from tests.conformance.server import BARE, Server
+from tests.conformance.wills import dying, expect_will
 
 # ---- PINGREQ
 
@@ -242,14 +243,8 @@ def test_mqtt5_3_14_4_3__disconnect_0x00_deletes_the_will(server: Server, raw: s
 @pytest.mark.parametrize("raw", ["E0 01 04", "E0 02 04 00"])
 def test_mqtt5_3_14_4_3__disconnect_0x04_keeps_it(server: Server, raw: str, delay: int) -> None:
     watcher = server.watch()
-    will = wire.will("w", b"gone", will_delay_interval=delay)
-    client = server.connect("c", will=will, session_expiry_interval=60)
+    client = dying(server, delay=delay, interval=60)
     client.send(bytes.fromhex(raw))
     client.expect_close()
     client.drop()
-    if delay:
-        server.advance(4.9)
-        watcher.expect_nothing()
-        server.advance(0.2)
-    watcher.expect("PUBLISH", topic_name="w", payload="gone")
-    watcher.expect_nothing()
+    expect_will(server, watcher, delay)

@@ -10,8 +10,10 @@ import pytest
 from tests.conformance import wire
 from tests.conformance.client import Raw
 from tests.conformance.conftest import Serve
+from tests.conformance.deliveries import publish_numbers
 from tests.conformance.hooks import Policy
 from tests.conformance.server import Server
+from tests.conformance.sessions import subscribed
 from tests.conformance.texts import ILL_FORMED
 from tests.conformance.topics import matches
 
@@ -292,11 +294,8 @@ def test_mqtt5_3_3_4_7__what_is_not_counted(serve: Serve) -> None:
 
 def subscriber_of(server: Server, receive_maximum: int, qos: int, count: int) -> Raw:
     """A client with a small Receive Maximum, after *count* messages "0", "1", ... were published."""
-    subscriber = server.connect("s", receive_maximum=receive_maximum)
-    subscriber.subscribe("t", qos=qos)
-    publisher = server.connect("p")
-    for at in range(count):
-        publisher.publish("t", f"{at}", qos)
+    subscriber = subscribed(server, qos=qos, receive_maximum=receive_maximum)
+    publish_numbers(server, count, qos)
     return subscriber
 
 

@@ -10,6 +10,7 @@ from tests.conformance.codes import FILTER_INVALID, SHARED_NOT_SUPPORTED
 from tests.conformance.conftest import Serve
 from tests.conformance.deliveries import identifier
 from tests.conformance.server import Server
+from tests.conformance.sessions import subscribed
 from tests.conformance.wire import Packet
 
 SHARED = "$share/g/t"
@@ -17,9 +18,8 @@ TWICE = pytest.mark.parametrize("unacknowledged", ["wait", "move"])  # a setting
 
 
 def member(server: Server, client_id: str, qos: int = 2, session_expiry_interval: int = 60) -> Raw:
-    client = server.connect(client_id, session_expiry_interval=session_expiry_interval)
-    client.subscribe(SHARED, qos=qos)
-    return client
+    named = {"client_id": client_id, "session_expiry_interval": session_expiry_interval}
+    return subscribed(server, SHARED, qos=qos, **named)
 
 
 def one_delivery(

@@ -1,10 +1,12 @@
-"""Strings that are no UTF-8, and the packets that can hold a string."""
+"""Strings that are no UTF-8, the packets that can hold a string, and what becomes of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from tests.conformance import wire
+from tests.conformance.codes import MALFORMED
+from tests.conformance.server import Server
 
 BOM = "\ufeff"
 
@@ -42,3 +44,12 @@ def packets_with(text: bytes, version: int = 5) -> Iterator[bytes]:
         yield wire.publish("t", b"x", qos=2, retain=True, properties=[(0x26, ("k", text))])
         yield wire.puback(1, 0x80, [(0x1F, text)])
         yield wire.disconnect(0x80, [(0x1F, text)])
+
+
+def expect_text_refused(server: Server, text: bytes, version: int = 5) -> None:
+    """*text* makes every packet malformed that holds it, and nothing is retained."""
+    for raw in connects_with(text, version):
+        server.expect_refused(raw, codes=MALFORMED if version == 5 else (), version=version)
+    for raw in packets_with(text, version):
+        server.expect_breach(raw, codes=MALFORMED, version=version)
+    assert server.retained() == []

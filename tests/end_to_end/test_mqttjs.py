@@ -150,5 +150,7 @@ def test_a_subscriber_whose_acknowledgements_get_lost(serve: Serve, version: int
 
 def test_pings_keep_a_connection(serve: Serve) -> None:
     recorder = Recorder()
-    assert run(serve("ws", hooks=[recorder]), "pings", 5, "ws") is True
+    running = serve("ws", hooks=[recorder])
+    assert run(running, "pings", 5, "ws") is True
+    running.wait_until(lambda: recorder.ended, "the hook that is told of its end")
     assert recorder.ended == [("me", 0)]

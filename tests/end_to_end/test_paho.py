@@ -406,6 +406,7 @@ def test_a_client_that_hangs_is_closed(serve: Serve) -> None:
             running.advance(2)
             assert take(hangs.ends, 1)[0].value == ReasonCode.KEEP_ALIVE_TIMEOUT
             assert watcher.payloads(1) == [b"hung up"]
+        running.wait_until(lambda: recorder.ended, "the hook that is told of its end")
         assert recorder.ended == [("hangs", ReasonCode.KEEP_ALIVE_TIMEOUT)]
 
 

@@ -28,7 +28,9 @@ def counted() -> Stats:
     stats.bytes_received, stats.bytes_sent = 3, 4
     stats.messages_received, stats.messages_sent = 5, 6
     stats.publish_received, stats.publish_sent = 7, 8
-    stats.dropped.update(queue_full=3, offline=9)
+    for reason, count in (("queue_full", 3), ("offline", 9)):
+        for _ in range(count):
+            stats.drop(reason)
     return stats
 
 
