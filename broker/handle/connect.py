@@ -107,8 +107,8 @@ def _introduce(core: Core, client: Client, packet: Connect) -> None:
     info = client.info
     info.client_id = packet.client_id
     info.version = packet.version
-    if core.config.tls.user_name != "connect" and info.certificate is not None:
-        packet.user_name = certificate_name(info.certificate, core.config.tls.user_name)
+    if core.config.tls.user_name != "connect":  # then nothing else gives a name
+        packet.user_name = certificate_name(info.certificate or {}, core.config.tls.user_name)
     info.user_name = packet.user_name
     info.password = packet.password
     info.clean_start = packet.clean_start
@@ -122,7 +122,8 @@ def certificate_name(certificate: dict[str, Any], source: str) -> str | None:
     *certificate* is in the form of `SSLSocket.getpeercert()`.
     """
     if source == "san":
-        return next((value for _, value in certificate.get("subjectAltName", ())), None)
+        values = (value for _, value in certificate.get("subjectAltName", ()))
+        return next((value for value in values if isinstance(value, str)), None)
     names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
     return names[-1] if names else None
 

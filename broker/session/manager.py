@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from broker.session.session import Session, Terms
 from broker.session.will import NEVER
 
+AT_ONCE = 10_000  # queued messages that one look at their deadlines may go through
 ALPHABET = string.digits + string.ascii_letters
 
 
@@ -102,9 +103,14 @@ class SessionManager:
         return [session for session in self._wills.pop_due(now) if session.will is not None]
 
     def drop_expired(self, now: float) -> None:
-        """Drop the queued messages that have expired by *now*. Costs only what is due."""
+        """Drop the queued messages that have expired by *now*. Costs only what is due, and not all at once."""
+        left = AT_ONCE
         for session in self._queues.pop_due(now):
-            session.drop_expired()
+            if left > 0:
+                left -= len(session.queue)
+                session.drop_expired()
+            else:  # the next time
+                self.terms.expiring(session)
 
     def clean_expired(self, now: float) -> list[Session]:
         """The sessions whose life is over [MQTT-4.1.0-2], each returned once, for the caller to end.

@@ -165,6 +165,7 @@ def connected(
     clean_session: bool | None = None,
     manual_ack: bool = False,
     will: dict[str, Any] | None = None,
+    user_name: str | None = None,
     **options: Any,
 ) -> Iterator[Paho]:
     """A client whose CONNACK says 0; its Answer is `client.connack`. *options* are for paho's connect."""
@@ -175,6 +176,8 @@ def connected(
         client.client.tls_set_context(certificates.context(identity))
     if will is not None:
         client.client.will_set(**will)
+    if user_name is not None:
+        client.client.username_pw_set(user_name)
     host = running.url(scheme).removeprefix("unix:") if scheme == "unix" else "127.0.0.1"
     client.connack = client.connect(host, port or running.port(scheme) or 1, **options)
     assert client.connack.reason == 0, client.connack

@@ -86,6 +86,14 @@ def test_a_certificate_gives_the_user_name(
         assert running.broker.clients["me"].info.user_name == user_name
 
 
+def test_without_a_certificate_there_is_no_user_name(serve: Serve, certificates: Certificates) -> None:
+    """Else anybody could claim a name that others prove."""
+    running = serve("tls", tls=certificates.tls("optional", user_name="common_name"))
+    with connected(running, "me", scheme="tls", certificates=certificates, user_name="a client") as client:
+        assert client.subscribe("a", 1) == 1
+        assert running.broker.clients["me"].info.user_name is None
+
+
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_both_versions_of_tls(serve: Serve, certificates: Certificates, version: ssl.TLSVersion) -> None:
     running = serve("tls")
