@@ -103,7 +103,7 @@ class SessionManager:
         return [session for session in self._wills.pop_due(now) if session.will is not None]
 
     def drop_expired(self, now: float) -> None:
-        """Drop the queued messages that have expired by *now*. Costs only what is due, and not all at once."""
+        """Drop queued messages that have expired by *now*. Costs only what is due, and not all at once."""
         left = AT_ONCE
         for session in self._queues.pop_due(now):
             if left > 0:
