@@ -119,9 +119,12 @@ class Script:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{self.listener.getsockname()[1]}"
         self.peers: list[socket.socket] = []
+        self.threads: list[threading.Thread] = []
 
     def answer(self, raw: str, close: bool = True) -> Raw:
-        threading.Thread(target=self._serve, args=(bytes.fromhex(raw), close), daemon=True).start()
+        thread = threading.Thread(target=self._serve, args=(bytes.fromhex(raw), close), daemon=True)
+        thread.start()
+        self.threads.append(thread)
         return Raw(Tcp(self.address, rng=random.Random(1)))
 
     def _serve(self, raw: bytes, close: bool) -> None:
@@ -137,6 +140,8 @@ class Script:
 def script() -> Iterator[Script]:
     one = Script()
     yield one
+    for thread in one.threads:
+        thread.join(2)
     for sock in [one.listener, *one.peers]:
         sock.close()
 
