@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from broker.errors import BadUserNameOrPassword, MqttError, NotAuthorized
 from broker.hook.base import AuthStep, ClientInfo, HookBase
@@ -222,10 +223,17 @@ class Recorder(HookBase):
         self.live.pop(id(client), None)
         self.reasons.append((client.client_id, reason, text))
 
-    def has(self, client_id: str, port: str) -> bool:
-        """Is the connection from the peer's *port* (or, where addresses have none, of *client_id*) alive?"""
+    def has(self, client_id: str, port: str, address: str) -> bool:
+        """Is the connection from *port* to the listener at *address* alive? Without ports: *client_id*.
+
+        The port alone will not do: two connections to two listeners may have the same one.
+        """
         for client in self.live.values():
             _, colon, tail = client.address.rpartition(":")
-            if tail == port if colon and tail.isdigit() else client.client_id == client_id:
+            if not (colon and tail.isdigit()):
+                found = client.client_id == client_id
+            else:
+                found = tail == port and urlsplit(client.listener).port == urlsplit(address).port
+            if found:
                 return True
         return False

@@ -263,7 +263,8 @@ class Server:
         """Called when *client* has closed its socket: the broker must notice, and end what hangs on it."""
         if client.accepted:
             self.wait_until(
-                lambda: not self.recorder.has(client.client_id, client.port), f"the end of {client.client_id}"
+                lambda: not self.recorder.has(client.client_id, client.port, client.transport.address),
+                f"the end of {client.client_id}",
             )
         self.settle()
 
