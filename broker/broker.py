@@ -186,7 +186,7 @@ class Broker:
         waiting = {*self._connections.values(), *goodbyes, *self._background}
         try:
             await _until(waiting, ends)
-            waiting |= {client.leaving for client in clients if client.leaving is not None}
+            waiting |= self._core.leaving
             await _until(waiting, ends)
         finally:
             for client in clients:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ class Core:
     clients: dict[str, Client]
     users: Counter[str]  # connected clients by User Name
     connect_rate: Rate
+    leaving: set[asyncio.Task[None]]  # what sees to the sessions of connections that are gone
     dropped: Callable[[str, Message | None, str], None]
     sys_messages: Callable[[str], Iterator[Message]]  # filter -> what `$SYS` says now
 
@@ -86,6 +88,7 @@ def assemble(
         clients={},
         users=Counter(),
         connect_rate=Rate(capacity.maximum_connect_rate),
+        leaving=set(),
         dropped=dropped,
         sys_messages=sys_messages,
     )

@@ -69,6 +69,8 @@ async def leave(core: Core, client: Client) -> None:
         return
     if client.leaving is None:
         client.leaving = asyncio.create_task(_leave(core, client, client.session))
+        core.leaving.add(client.leaving)
+        client.leaving.add_done_callback(core.leaving.discard)
     await asyncio.shield(client.leaving)
 
 
@@ -77,6 +79,7 @@ async def _leave(core: Core, client: Client, session: Session) -> None:
     if core.clients.get(session.client_id) is client:
         del core.clients[session.client_id]
     count_user(core, client, None)
+    left_at = core.clock()
     if not session.detach(client.epoch):
         return
     if client.greeting is not None:
@@ -86,7 +89,7 @@ async def _leave(core: Core, client: Client, session: Session) -> None:
     if session.expiry_interval == 0:
         await end_session(core, session)
     else:
-        await _keep_session(core, session)
+        await _keep_session(core, session, left_at)
 
 
 def count_user(core: Core, client: Client, user_name: str | None) -> None:
@@ -100,15 +103,14 @@ def count_user(core: Core, client: Client, user_name: str | None) -> None:
             del core.users[before]
 
 
-async def _keep_session(core: Core, session: Session) -> None:
-    now = core.clock()
-    session.ends_at = session.ends_after(now)
+async def _keep_session(core: Core, session: Session, left_at: float) -> None:
+    session.ends_at = session.ends_after(left_at)
     if session.will is not None:
-        session.will_due = will_due(session.will, now, session.ends_at)
+        session.will_due = will_due(session.will, left_at, session.ends_at)
     core.sessions.note_deadlines(session)
     sent = session.take_unacknowledged() if core.config.protocol.shared_unacknowledged == "move" else []
     core.router.hand_on(session, [*sent, *session.take_shared()])
-    if session.will is not None and session.will_due <= now:
+    if session.will is not None and session.will_due <= core.clock():
         await publish_will(core, session)
 
 

@@ -238,9 +238,10 @@ class Session:
         What has expired goes first, then QoS 0, then by setting.
         """
         policy = self.terms.queue_full
-        self._drop_queued(self._expired())
+        if self.terms.clock() >= self.queue_expires_at:
+            self.drop_expired()
         if self._queued_qos_0:
-            self._drop_queued([queued for queued in self.queue if queued.qos == 0], "queue_full")
+            self._drop_queued_qos_0()
         if policy == "drop_oldest" and delivery.message.size <= self.terms.maximum_queued_bytes:
             while self.queue and self._is_full(len(self.queue) + 1):
                 self._drop(self._take_next(), "queue_full")
@@ -250,29 +251,32 @@ class Session:
         self._drop(delivery, "queue_full")
         return False
 
-    def _expired(self) -> list[Delivery]:
-        """What has expired in the queue; looks only when something can have."""
-        now = self.terms.clock()
-        if now < self.queue_expires_at:
-            return []
-        deadlines = [d.message.expires_at for d in self.queue if d.message.expires_at is not None]
-        self.queue_expires_at = min((when for when in deadlines if when > now), default=NEVER)
-        return [d for d in self.queue if d.message.expires_at is not None and d.message.expires_at <= now]
-
     def drop_expired(self) -> None:
-        """Drop what has expired in the queue."""
-        self._drop_queued(self._expired())
-        if self.queue_expires_at != NEVER:
+        """Drop what has expired in the queue. Cost: one look at all of it."""
+        now = self.terms.clock()
+        kept, expired, earliest = deque[Delivery](), [], NEVER
+        for queued in self.queue:
+            deadline = queued.message.expires_at
+            if deadline is not None and deadline <= now:
+                expired.append(queued)
+            else:
+                kept.append(queued)
+                earliest = earliest if deadline is None else min(earliest, deadline)
+        self.queue, self.queue_expires_at = kept, earliest
+        for queued in expired:
+            self._left_queue(queued)
+            self._drop(queued, "expired")
+        if earliest != NEVER:
             self.terms.expiring(self)
 
-    def _drop_queued(self, deliveries: list[Delivery], reason: str = "expired") -> None:
-        """Drop *deliveries*, those for want of room only until there is some."""
-        for queued in deliveries:
-            if reason == "queue_full" and not self._is_full(len(self.queue) + 1):
+    def _drop_queued_qos_0(self) -> None:
+        """Drop QoS 0 from the queue until there is room."""
+        for queued in [queued for queued in self.queue if queued.qos == 0]:
+            if not self._is_full(len(self.queue) + 1):
                 return
             self.queue.remove(queued)
             self._left_queue(queued)
-            self._drop(queued, reason)
+            self._drop(queued, "queue_full")
 
     def _take_next(self) -> Delivery:
         delivery = self.queue.popleft()
@@ -428,7 +432,8 @@ class Session:
         terms = self.terms
         half_full = len(self.queue) >= max(1, terms.maximum_queued_messages // 2)
         too_much = 2 * self.bytes + message.size > terms.maximum_queued_bytes
-        return too_much or terms.budget.spent or (half_full and not self.ready)
+        no_budget = not terms.budget.has(message.size + terms.overhead)
+        return too_much or no_budget or (half_full and not self.ready)
 
     def take_shared(self, share: str = "") -> list[Delivery]:
         """Remove the queued, never sent deliveries of shared subscriptions: of *share*, or of all."""

@@ -1,0 +1,214 @@
+"""Hooks and settings that give what no packet can carry: the client in question may suffer, nobody else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker import Config, HookBase, Message, NotAuthorized, Protocol, ReasonCode, SubscribeRequest
+from broker.packet.packets import (
+    Connack,
+    Connect,
+    Packet,
+    Puback,
+    Publish,
+    Pubrec,
+    Suback,
+    Subscribe,
+    Unsuback,
+    Unsubscribe,
+    Will,
+)
+from tests.hook.test_contract import hook, refusing
+from tests.peer import Peer, memory_broker, run_async, settle
+from tests.wire import turns
+
+RUBBISH_MESSAGES = [
+    lambda message: message.with_(payload="text"),
+    lambda message: message.with_(topic_name="a/#"),
+    lambda message: message.with_(topic_name=""),
+    lambda message: message.with_(qos=3),
+    lambda message: message.with_(properties={"content_type": 5}),
+    lambda message: message.with_(properties={"user_property": [("k", "x\0")]}),
+    lambda message: None,
+]
+RUBBISH = {ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, ReasonCode.TOPIC_NAME_INVALID}
+NO = ReasonCode.NOT_AUTHORIZED
+TOO_LONG, WITH_NUL = "y" * 70_000, "y\0"
+
+
+async def watching(broker: Any, client_id: str, topic_filter: str = "#") -> Peer:
+    peer = Peer(broker)
+    await peer.connect(client_id)
+    await peer.subscribe(topic_filter)
+    return peer
+
+
+@pytest.mark.parametrize("change", RUBBISH_MESSAGES)
+@run_async
+async def test_a_rubbish_copy_is_dropped_and_the_others_get_theirs(change: Any) -> None:
+    spoil = hook(on_publish_deliver=lambda who, message: change(message) if who == "bad" else message)
+    drops: list[Any] = []
+    watch = hook(on_dropped=lambda who, message, reason: drops.append((who, reason)))
+    async with memory_broker(hooks=[spoil, watch]) as broker:
+        peers = [await watching(broker, name) for name in ("before", "bad", "after")]
+        publisher = Peer(broker)
+        await publisher.connect("p")
+        assert await publisher.publish("t", b"x", qos=1) == 0, "the publisher has nothing to do with it"
+        for peer in (peers[0], peers[2]):
+            assert (await peer.expect(Publish)).payload == b"x"
+        await peers[1].expect_nothing()
+    assert drops == [("bad", "hook_failed")]
+
+
+def in_place(message: Message) -> Message:
+    message.topic_name = "a/#"
+    return message
+
+
+@pytest.mark.parametrize("change", [*RUBBISH_MESSAGES, in_place])
+@run_async
+async def test_a_rubbish_message_is_refused_neither_sent_nor_stored(change: Any) -> None:
+    async with memory_broker(hooks=[hook(on_publish_received=lambda who, m: change(m))]) as broker:
+        watcher, publisher = await watching(broker, "w"), Peer(broker)
+        await publisher.connect("p")
+        assert await publisher.publish("t", b"x", qos=1, retain=True) in RUBBISH
+        await watcher.expect_nothing()
+        later = await watching(broker, "later")
+        await later.expect_nothing()
+        await publisher.expect_nothing()
+
+
+@pytest.mark.parametrize("change", [*RUBBISH_MESSAGES, in_place])
+@run_async
+async def test_a_will_that_becomes_rubbish_is_not_published(change: Any) -> None:
+    async with memory_broker(hooks=[hook(on_publish_received=lambda who, m: change(m))]) as broker:
+        watcher, leaver = await watching(broker, "w"), Peer(broker)
+        await leaver.connect("p", will=Will("will", b"x", retain=True))
+        leaver.drop()
+        await settle(broker, "p")
+        await turns(20)
+        await watcher.expect_nothing()
+        assert broker.stats.dropped == {"will_refused": 1}
+
+
+@pytest.mark.parametrize("found", [[None], ["text"], None, [Message("t", "text")], [Message("a/#", b"x")]])  # type: ignore[arg-type]
+@run_async
+async def test_rubbish_for_retained_messages_brings_none(found: Any) -> None:
+    async with memory_broker(hooks=[hook(get_retained=lambda topic_filter: found)]) as broker:
+        peer = Peer(broker)
+        await peer.connect("s")
+        assert (await peer.subscribe("t")).reason_codes == [0]
+        await peer.expect_nothing()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [SubscribeRequest("t", -1), SubscribeRequest("t", 3), SubscribeRequest("t", 0, retain_handling=3)],
+)
+@run_async
+async def test_a_rubbish_request_refuses_that_filter(request_: SubscribeRequest) -> None:
+    def change(client: Any, request: SubscribeRequest) -> SubscribeRequest:
+        return request_ if request.topic_filter == "bad" else request
+
+    async with memory_broker(hooks=[hook(on_subscribe=change)]) as broker:
+        peer = Peer(broker)
+        await peer.connect("s")
+        suback = await peer.subscribe("bad", "good", qos=1)
+        assert suback.reason_codes == [ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, 1]
+        assert "t" not in broker._core.sessions.get("s").subscriptions  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("topic_filter", [None, "", "a/#/b", "a\0"])
+@run_async
+async def test_a_rubbish_filter_refuses_it(topic_filter: Any) -> None:
+    change = hook(on_subscribe=lambda client, request: SubscribeRequest(topic_filter, 0))
+    async with memory_broker(hooks=[change]) as broker:
+        peer = Peer(broker)
+        await peer.connect("s")
+        assert (await peer.subscribe("t")).reason_codes[0] >= 0x80
+        await peer.expect_nothing()
+
+
+@pytest.mark.parametrize("text", [TOO_LONG, WITH_NUL])
+@pytest.mark.parametrize(
+    ("event", "packet", "answer"),
+    [
+        ("on_publish", Publish("t", b"x", 1, packet_id=1), Puback(1, NO)),
+        ("on_publish", Publish("t", b"x", 2, packet_id=1), Pubrec(1, NO)),
+        ("on_subscribe", Subscribe(1, [SubscribeRequest("t", 0)]), Suback(1, [NO])),
+        ("on_unsubscribe", Unsubscribe(1, ["t"]), Unsuback(1, [NO])),
+    ],
+)
+@run_async
+async def test_a_reason_string_that_cannot_be_sent_is_left_out(
+    event: str, packet: Packet, answer: Packet, text: str
+) -> None:
+    async with memory_broker(
+        hooks=[hook(**{event: refusing(NotAuthorized("no", reason_string=text))})]
+    ) as broker:
+        peer = Peer(broker)
+        await peer.connect("c")
+        peer.send(packet)
+        assert await peer.recv() == answer
+        await peer.expect_nothing()
+
+
+@pytest.mark.parametrize("text", [TOO_LONG, WITH_NUL])
+@run_async
+async def test_a_reason_string_that_connack_cannot_carry_is_left_out(text: str) -> None:
+    refuse = hook(on_connect=refusing(NotAuthorized("no", reason_string=text)))
+    async with memory_broker(hooks=[refuse]) as broker:
+        assert await Peer(broker).connect("c") == Connack(False, NO, {})
+
+
+@pytest.mark.parametrize("pair", [("a", 5), ("a", WITH_NUL), ("a", TOO_LONG), "text", None])
+@run_async
+async def test_user_properties_that_cannot_be_sent_are_left_out(pair: Any) -> None:
+    async with memory_broker(hooks=[hook(on_connect=lambda c, p: c.user_properties.append(pair))]) as broker:
+        peer = Peer(broker)
+        connack = await peer.connect("c")
+        assert connack.reason_code == 0
+        assert "user_property" not in connack.properties
+        assert connack.properties["receive_maximum"] == 1024, "the rest is said all the same"
+
+
+class Willing(HookBase):
+    """Gives the client "bad" a will that is none."""
+
+    def __init__(self, will: Any) -> None:
+        self.will = will
+
+    async def on_connect(self, client: Any, packet: Connect) -> None:
+        if client.client_id == "bad":
+            packet.will = self.will
+
+
+@pytest.mark.parametrize(
+    "will",
+    ["rubbish", 5, Will("a/#", b""), Will(None, b""), Will("w", b"", 0, False, {"content_type": 5})],  # type: ignore[arg-type]
+)
+@run_async
+async def test_a_rubbish_will_refuses_and_leaves_no_session(will: Any) -> None:
+    async with memory_broker(hooks=[Willing(will)]) as broker:
+        peer, good = Peer(broker), Peer(broker)
+        assert (await peer.connect("bad")).reason_code in RUBBISH
+        await peer.expect_end()
+        assert (await good.connect("good")).reason_code == 0
+        assert [session.client_id for session in broker._core.sessions] == ["good"]
+
+
+# ---- settings
+
+
+@pytest.mark.parametrize("length", [65535 - len("reply//"), 65535])
+@run_async
+async def test_response_information_longer_than_a_string_is_left_out(length: int) -> None:
+    config = Config(protocol=Protocol(response_information="reply/{client_id}/"))
+    async with memory_broker(config) as broker:
+        peer = Peer(broker)
+        connack = await peer.connect("x" * length, properties={"request_response_information": 1})
+        assert connack.reason_code == 0
+        assert ("response_information" in connack.properties) is (length < 65535)
+        await peer.expect_nothing()
