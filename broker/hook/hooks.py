@@ -115,7 +115,8 @@ class Hooks:
     async def on_subscribe(self, client: ClientInfo, request: SubscribeRequest) -> SubscribeRequest:
         for method in self._on_subscribe:
             request = _expect(SubscribeRequest, method, await self._decide(method, client, request))
-            if request.qos not in (0, 1, 2) or request.retain_handling not in (0, 1, 2):
+            numbers = request.qos in (0, 1, 2) and request.retain_handling in (0, 1, 2)
+            if not numbers or not isinstance(request.topic_filter, str):
                 raise _rubbish(method, request, "SubscribeRequest")
         return request
 

@@ -105,7 +105,12 @@ async def test_rubbish_for_retained_messages_brings_none(found: Any) -> None:
 
 @pytest.mark.parametrize(
     "request_",
-    [SubscribeRequest("t", -1), SubscribeRequest("t", 3), SubscribeRequest("t", 0, retain_handling=3)],
+    [
+        SubscribeRequest("t", -1),
+        SubscribeRequest("t", 3),
+        SubscribeRequest("t", 0, retain_handling=3),
+        SubscribeRequest(5, 0),
+    ],
 )
 @run_async
 async def test_a_rubbish_request_refuses_that_filter(request_: SubscribeRequest) -> None:
