@@ -163,15 +163,15 @@ class Broker:
         self.request_stop()
         for listener in self._listeners:
             await listener.stop()
-        await self._drain()
-        late = tuple(self._background)  # begun meanwhile
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
         if self._housekeeping is not None:
             self._housekeeping.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._housekeeping
+        await self._drain()
+        late = tuple(self._background)  # begun meanwhile by the program
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
         for local in tuple(self._locals):
             local.close()
         self._listeners.clear()

@@ -206,7 +206,3 @@ class KeepAliveTimeout(MqttError):
 
 class ServerShuttingDown(MqttError):
     reason = ReasonCode.SERVER_SHUTTING_DOWN
-
-
-class ServerBusy(MqttError):
-    reason = ReasonCode.SERVER_BUSY

@@ -10,7 +10,7 @@ from typing import Any
 from broker.client import Client
 from broker.core import Core
 from broker.errors import MqttError, ProtocolError, ReasonCode
-from broker.handle.publish import set_expiry
+from broker.handle.publish import inspected, set_expiry
 from broker.hook.base import ClientInfo
 from broker.packet.message import Message
 from broker.packet.packets import Disconnect
@@ -40,7 +40,9 @@ async def serve_client(core: Core, client: Client) -> None:
     try:
         await client.run()
     finally:
-        if client.session is not None and client.leaving is None:
+        if client.leaving is not None:  # a takeover has begun it, in its turn
+            await leave(core, client)
+        elif client.session is not None:
             async with core.turns.of(client.session.client_id):
                 await leave(core, client)
         await _farewell(core, client)
@@ -117,9 +119,8 @@ async def _keep_session(core: Core, session: Session, left_at: float) -> None:
 async def end_session(core: Core, session: Session) -> None:
     """Everything about *session* is over [MQTT5 4.1]: its will is published if it is still pending.
 
-    In the turn of its ClientID.
-
-    Shared messages that were not acknowledged go to other members, but for QoS 2 that was sent [4.8.2].
+    In the turn of its ClientID. Shared messages that were not acknowledged go to other members, but for
+    QoS 2 that was sent [4.8.2].
     """
     if not core.sessions.delete(session):
         return  # somebody else has seen to it
@@ -139,8 +140,7 @@ async def publish_will(core: Core, session: Session) -> None:
     info = session.info
     try:
         if core.hooks.inspects_publish and isinstance(info, ClientInfo):
-            await core.hooks.on_publish(info, message)
-            message = await core.hooks.on_publish_received(info, message)
+            message = await inspected(core, info, message)
     except MqttError as refusal:
         log.warning("will of %r to %r refused: %s", session.client_id, message.topic_name, refusal)
         core.dropped(session.client_id, message, "will_refused")

@@ -17,6 +17,7 @@ from broker.errors import (
     TopicAliasInvalid,
     TopicNameInvalid,
 )
+from broker.hook.base import ClientInfo
 from broker.packet.enums import QoS, Version
 from broker.packet.message import Message, travelling
 from broker.packet.packets import NO_PROPERTIES, Properties, Puback, Publish, Pubrec
@@ -48,7 +49,7 @@ async def handle_publish(core: Core, client: Client, packet: Publish) -> None:
             check_publish_topic(core, topic_name)
         _check_payload(core, message)
         if core.hooks.inspects_publish:
-            message = await _inspect(core, client, message)
+            message = await inspected(core, client.info, message)
         if qos == QoS.EXACTLY_ONCE:
             return _hold(core, client, session, packet, message)
         if message.retain:
@@ -61,10 +62,10 @@ async def handle_publish(core: Core, client: Client, packet: Publish) -> None:
     return None
 
 
-async def _inspect(core: Core, client: Client, message: Message) -> Message:
-    """What the hooks make of *message*, if they allow it."""
-    await core.hooks.on_publish(client.info, message)
-    return await core.hooks.on_publish_received(client.info, message)
+async def inspected(core: Core, info: ClientInfo, message: Message) -> Message:
+    """What the hooks make of *message*, if they allow it; a MqttError refuses it."""
+    await core.hooks.on_publish(info, message)
+    return await core.hooks.on_publish_received(info, message)
 
 
 def _resolve_topic(client: Client, packet: Publish) -> str:

@@ -89,7 +89,6 @@ class Session:
         "link",
         "queue",
         "queue_expires_at",
-        "queued_bytes",
         "subscriptions",
         "terms",
         "user_name",
@@ -103,7 +102,6 @@ class Session:
         self.subscriptions: dict[str, Subscription] = {}  # by full Topic Filter
         self.inflight = Inflight()
         self.queue: deque[Delivery] = deque()
-        self.queued_bytes = 0
         self._queued_qos_0 = 0  # while any waits, later QoS 0 waits behind it [B12]
         self.bytes = 0
         self.fixed_bytes = 0
@@ -224,7 +222,6 @@ class Session:
             return
         delivery.message = message.bare()
         self.queue.append(delivery)
-        self.queued_bytes += message.size
         self._queued_qos_0 += delivery.qos == 0
 
     def _is_full(self, messages: int, more: int = 0) -> bool:
@@ -284,7 +281,6 @@ class Session:
         return delivery
 
     def _left_queue(self, delivery: Delivery) -> None:
-        self.queued_bytes -= delivery.message.size
         self._queued_qos_0 -= delivery.qos == 0
 
     def _drop(self, delivery: Delivery, reason: str) -> None:
@@ -464,7 +460,7 @@ class Session:
         for packet_id in tuple(self.inflight.held):
             self.let_go(packet_id)
         self.queue.clear()
-        self.queued_bytes = self._queued_qos_0 = 0
+        self._queued_qos_0 = 0
         self.inflight = Inflight()
         self.subscriptions.clear()
         will = self.will.message.size if self.will is not None else 0

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 MAXIMUM_CONTROL = 125  # bytes, the most that a control frame carries [5.5]
-LONGEST_HEADER = 14  # bytes: 2, a length of 8, a mask of 4
 
 
 class Opcode(IntEnum):

@@ -707,6 +707,31 @@ async def test_33__on_disconnect_once_after_the_will() -> None:
 
 
 @run_async
+async def test_33__on_disconnect_after_the_will_of_a_connection_that_was_taken_over() -> None:
+    seen: list[str] = []
+    gate = asyncio.Event()
+
+    async def slow(client: Any, message: Message) -> None:
+        seen.append("asked")
+        await gate.wait()
+        seen.append("will")
+
+    hooks = [hook(on_publish=slow, on_disconnect=lambda *args: seen.append("disconnect"))]
+    async with memory_broker(hooks=hooks) as broker:
+        old, new = Peer(broker), Peer(broker)
+        await old.connect("c", will=Will("will", b""))
+        new.send(Connect("c"))
+        assert (await old.expect(Disconnect)).reason_code == ReasonCode.SESSION_TAKEN_OVER
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert seen == ["asked"]
+        gate.set()
+        await new.expect(Connack)
+        await new.expect_nothing()
+        assert seen == ["asked", "will", "disconnect"]
+
+
+@run_async
 async def test_34__created_or_resumed_before_connected() -> None:
     calls: list[str] = []
     events = ("on_session_created", "on_session_resumed", "on_connected")

@@ -104,7 +104,7 @@ class Bench:
     def check_balance(self) -> None:
         session = self.session
         assert self.budget.used == self.held_bytes()
-        assert session.queued_bytes == sum(d.message.size for d in session.queue)
+        assert session.bytes == self.held_bytes()
         assert session.inflight.used == sum(d.counted for d in session.inflight.entries.values())
 
 
