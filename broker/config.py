@@ -120,6 +120,8 @@ class Limits(Section):
     maximum_subscriptions: Positive = 10_000  # per session
     maximum_user_properties: Annotated[int, Between(0, 10_000)] = 1000  # in one packet from a client
     maximum_filters: Annotated[int, Between(1, 10_000)] = 1000  # in one SUBSCRIBE or UNSUBSCRIBE
+    maximum_takeovers: Count = 15  # of one ClientID in `takeover_period`, then newcomers wait; 0: no limit
+    takeover_period: Timeout = 60.0  # seconds
 
     outbound_receive_maximum: PositiveUInt16 = 1024  # unacknowledged QoS 1 and 2 PUBLISH to a client
     outbound_topic_alias_maximum: UInt16 = 64  # aliases we set toward a client that allows them

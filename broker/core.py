@@ -12,7 +12,7 @@ from broker.client import Client
 from broker.config import Config
 from broker.hook.base import HookBase
 from broker.hook.hooks import Hooks
-from broker.hook.limits import Rate
+from broker.hook.limits import Rate, Takeovers
 from broker.hook.stats import Stats
 from broker.packet.message import Message
 from broker.router import Router
@@ -44,6 +44,7 @@ class Core:
     clients: dict[str, Client]
     users: Counter[str]  # connected clients by User Name
     connect_rate: Rate
+    takeovers: Takeovers
     leaving: set[asyncio.Task[None]]  # what sees to the sessions of connections that are gone
     dropped: Callable[[str, Message | None, str], None]
     sys_messages: Callable[[str], Iterator[Message]]  # filter -> what `$SYS` says now
@@ -88,6 +89,7 @@ def assemble(
         clients={},
         users=Counter(),
         connect_rate=Rate(capacity.maximum_connect_rate),
+        takeovers=Takeovers(limits.maximum_takeovers, limits.takeover_period),
         leaving=set(),
         dropped=dropped,
         sys_messages=sys_messages,

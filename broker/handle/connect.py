@@ -227,10 +227,28 @@ async def _take_over(core: Core, client: Client, packet: Connect) -> asyncio.Tas
     same_user = old.info.user_name == client.info.user_name
     if not same_user and core.config.protocol.takeover == "same_user":
         raise NotAuthorized("the ClientID is in use by another user")
+    _check_storm(core, client, old)
     log.info("session %r: %s takes over from %s", packet.client_id, client.info.address, old.info.address)
     old.end(SessionTakenOver(f"taken over by {client.info.address}"))
     await leave(core, old)
     return old.greeting
+
+
+def _check_storm(core: Core, client: Client, old: Client) -> None:
+    """Who fights over a ClientID is slowed: newcomers are refused, the connection that is there stays."""
+    takeovers = core.takeovers
+    if takeovers.allow(old.client_id, core.clock()):
+        return
+    if takeovers.first_refusal(old.client_id):
+        log.warning(
+            "session %r: %s and %s take it over from each other, %d times in %g s; newcomers have to wait",
+            old.client_id,
+            old.info.address,
+            client.info.address,
+            takeovers.most,
+            takeovers.seconds,
+        )
+    raise MqttError("too many takeovers of this ClientID", ReasonCode.CONNECTION_RATE_EXCEEDED)
 
 
 async def _session_for(core: Core, client: Client, packet: Connect) -> tuple[Session, bool]:

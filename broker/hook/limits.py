@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from dataclasses import dataclass
+
+REMEMBERED = 10_000  # ClientIDs whose takeovers are counted at one time
+
 
 class Rate:
     """At most *per_second* events a second on average, as many at once after a pause; 0: no limit."""
@@ -24,3 +29,63 @@ class Rate:
             return False
         self._left -= 1.0
         return True
+
+
+@dataclass(slots=True)
+class Quarrel:
+    """The latest takeovers of one ClientID."""
+
+    left: float  # takeovers that were still allowed after the last one
+    at: float  # when that was, in seconds
+    told: bool = False  # a refusal has been reported
+
+
+class Takeovers:
+    """Connections that take a ClientID over from each other: *most* times in *seconds*; 0: no limit.
+
+    So many at once, and as many in each period on average. A storm begins with the first refusal and
+    is over when there was no takeover for one period. Of at most REMEMBERED ClientIDs; beyond that
+    those whose last takeover is the longest ago are forgotten.
+    """
+
+    __slots__ = ("_quarrels", "most", "seconds")
+
+    def __init__(self, most: int, seconds: float) -> None:
+        self.most = most
+        self.seconds = seconds
+        # By the hash of the ClientID, which may be 65535 bytes long; in the order of the last takeover.
+        self._quarrels: OrderedDict[int, Quarrel] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._quarrels)
+
+    def allow(self, client_id: str, now: float) -> bool:
+        """Whether *client_id* may be taken over at *now*, in seconds; if so it is counted."""
+        if not self.most:
+            return True
+        self._forget(now)
+        key = hash(client_id)
+        quarrel = self._quarrels.get(key) or Quarrel(self.most, now)
+        left = min(self.most, quarrel.left + (now - quarrel.at) * self.most / self.seconds)
+        if left < 1.0:
+            return False
+        quarrel.left, quarrel.at = left - 1.0, now
+        self._quarrels[key] = quarrel
+        self._quarrels.move_to_end(key)
+        if len(self._quarrels) > REMEMBERED:
+            self._quarrels.popitem(last=False)
+        return True
+
+    def first_refusal(self, client_id: str) -> bool:
+        """Whether the refusal of just now is the first of its storm; True once."""
+        quarrel = self._quarrels[hash(client_id)]
+        told, quarrel.told = quarrel.told, True
+        return not told
+
+    def _forget(self, now: float) -> None:
+        """Drop what is over. Costs only what is dropped."""
+        while self._quarrels:
+            key, oldest = next(iter(self._quarrels.items()))
+            if now - oldest.at < self.seconds:
+                return
+            del self._quarrels[key]

@@ -135,3 +135,48 @@ def test_b05__another_user_by_setting(serve: Serve, connected: bool) -> None:
     returned(server, user_name="other").expect_nothing()
     if connected:
         old.expect_close(0x8E)
+
+
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_b05__connections_that_fight_over_one_client_id_are_slowed(
+    serve: Serve, caplog: pytest.LogCaptureFixture, version: int
+) -> None:
+    server = serve(maximum_takeovers=3, takeover_period=60)
+    holder = server.connect("c")
+    for _ in range(3):
+        before, holder = holder, server.connect("c")
+        before.expect_close(0x8E)
+    for _ in range(5):
+        newcomer = server.client(version)
+        newcomer.send(wire.connect("c", version=version))
+        newcomer.expect_close(*[0x9F] if version == 5 else [None])
+    holder.expect_nothing()
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == 1 and told[0].count("127.0.0.1:") == 2, told
+    server.connect("other").expect_nothing()
+    server.advance(20.1)
+    server.connect("c")
+    holder.expect_close(0x8E)
+
+
+def test_b05__a_client_id_that_nobody_holds_is_free_even_in_a_storm(serve: Serve) -> None:
+    server = serve(maximum_takeovers=1, takeover_period=60)
+    server.connect("c")
+    server.connect("c").drop()
+    server.connect("c").expect_nothing()
+
+
+def test_b05__fights_over_a_client_id_by_setting(serve: Serve) -> None:
+    server = serve(maximum_takeovers=0)
+    for _ in range(40):
+        server.connect("c")
+
+
+def test_b05__another_users_attempts_are_no_takeovers(serve: Serve) -> None:
+    server = serve(maximum_takeovers=1)
+    server.connect("c", user_name="u")
+    for _ in range(5):
+        stranger = server.client()
+        stranger.send(wire.connect("c", user_name="other"))
+        stranger.expect_close(0x87)
+    server.connect("c", user_name="u")
