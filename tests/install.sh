@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the tests need and pip does not bring, where it is missing: the real clients
-# mosquitto-clients (Debian) and MQTT.js (npm), and the module that makes a virtual environment.
+# mosquitto-clients (Debian) and MQTT.js (npm), the module that makes a virtual environment, and for
+# tests/faults a C compiler and libfaketime.
 set -euo pipefail
 cd "$(dirname "$0")/end_to_end/js"
 
@@ -9,6 +10,8 @@ command -v mosquitto_pub >/dev/null || missing+=(mosquitto-clients)
 command -v node >/dev/null || missing+=(nodejs)
 "${PYTHON:-python3}" -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
 command -v npm >/dev/null || missing+=(npm)
+command -v cc >/dev/null || missing+=(gcc libc6-dev)
+compgen -G '/usr/lib/*/faketime/libfaketimeMT.so.1' >/dev/null || missing+=(libfaketime)
 
 if [ "${#missing[@]}" -gt 0 ]; then
     if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
