@@ -146,8 +146,8 @@ BAD: dict[str, dict[str, list[Event]]] = {
             sent(), acked(), came(), END,
         ],
         "of a session that is over": [*START, gone(), *joined(clean=True), sent(), acked(), came(), END],
-        "of a session that is over": [
-            *START, gone(), *joined(clean=True), sent(), acked(), came(), END,
+        "another filter": [
+            *joined("pub"), *joined(), *subscribed("sub", "u/#"), sent(), acked(), came(), END,
         ],
     },
     "session_present_says_the_truth": {
