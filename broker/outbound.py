@@ -128,7 +128,7 @@ class Outbound:
         self._connection.write(data)
         pending = self._count_pending()
         if pending and not self.blocked:
-            if pending >= self._limits.maximum_outbound_bytes or self.budget.spent:
+            if pending >= self._limits.maximum_outbound_bytes or self.budget.low:
                 self._block(pending)
             self._wake()  # the write loop gives the socket a turn before it calls it blocked
 

@@ -124,6 +124,25 @@ async def test_maximum_sessions() -> None:
 
 
 @run_async
+async def test_new_sessions_are_refused_before_the_byte_budget_is_spent() -> None:
+    async with memory_broker(config()) as broker:
+        away, peer, budget = Peer(broker), Peer(broker), broker._core.budget
+        await away.connect("away", properties=KEPT)
+        away.drop()
+        await peer.connect("c")
+        others = budget.maximum * 15 // 16 - budget.used
+        budget.take_anyway(others - 1)
+        assert (await Peer(broker).connect("early")).reason_code == 0
+        budget.take_anyway(1)
+        assert (await Peer(broker).connect("late")).reason_code == 0x97
+        old = await Peer(broker).connect("away", clean_start=False, properties=KEPT)
+        assert (old.reason_code, old.session_present) == (0, True), "its session is here and stays"
+        assert await peer.publish("a", b"x", 1, retain=True) == 0x10, "messages still have room"
+        assert broker.stats.dropped == {}
+        budget.give(others)
+
+
+@run_async
 async def test_the_byte_budget_of_the_process_refuses() -> None:
     async with memory_broker(config()) as broker:
         away, peer, budget = Peer(broker), Peer(broker), broker._core.budget
@@ -226,7 +245,7 @@ async def test_a_late_teardown_of_the_old_connection_never_touches_the_new_one(e
 
 @run_async
 async def test_many_connections_fight_for_one_client_id_and_one_remains() -> None:
-    async with memory_broker(config()) as broker:
+    async with memory_broker(config(maximum_takeovers=0)) as broker:
         peers = [Peer(broker) for _ in range(20)]
         for peer in peers:
             peer.send(Connect("c", clean_start=False, properties=KEPT))

@@ -269,8 +269,8 @@ async def _session_for(core: Core, client: Client, packet: Connect) -> tuple[Ses
     if len(sessions) >= core.config.capacity.maximum_sessions:
         raise QuotaExceeded(f"{len(sessions)} sessions exist")
     cost = len(packet.client_id) + len(packet.user_name or "") + SESSION_OVERHEAD
-    if not core.budget.has(cost):
-        raise QuotaExceeded("the byte budget of the broker is spent")
+    if core.budget.scarce:
+        raise QuotaExceeded("the byte budget of the broker is nearly spent")
     session = sessions.create(packet.client_id)
     session.charge(cost)
     return session, False

@@ -173,7 +173,10 @@ class Session:
         """Send *delivery* at once if its turn has come, else queue it."""
         terms, cost = self.terms, delivery.message.size + self.terms.overhead
         at_once = self.ready and not self.queue and not self.inflight.resend
-        if not terms.budget.take(cost):
+        if delivery.qos == 0 and terms.budget.low:
+            terms.dropped(self.client_id, delivery.message, "memory")
+            return
+        if not terms.budget.take(cost) and not self._shed_qos_0(cost):
             if not at_once or self.bytes > RESERVE:
                 terms.dropped(self.client_id, delivery.message, "memory")
                 return
@@ -184,6 +187,17 @@ class Session:
             self._start(delivery)
         else:
             self._enqueue(delivery)
+
+    def _shed_qos_0(self, cost: int) -> bool:
+        """The budget of the process is spent: take *cost* bytes of what queued QoS 0 gives back."""
+        if not self._queued_qos_0:
+            return False
+        shed = [queued for queued in self.queue if queued.qos == 0]
+        self.queue = deque(queued for queued in self.queue if queued.qos)
+        for queued in shed:
+            self._left_queue(queued)
+            self._drop(queued, "memory")
+        return self.terms.budget.take(cost)
 
     @property
     def ready(self) -> bool:

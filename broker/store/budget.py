@@ -1,20 +1,35 @@
-"""ByteBudget: how many bytes the whole process may hold for messages."""
+"""ByteBudget: how many bytes the whole process may hold for its clients."""
 
 from __future__ import annotations
 
 
 class ByteBudget:
-    """Counts what queues, in-flight tables, the retained store and blocked sockets hold.
+    """Counts what connections, sessions, queues, in-flight tables, the retained store and sockets hold.
 
     A message that waits in many places counts in each: the figure is an upper bound. `take` says
     no when the budget is spent; whoever was told no drops the message and counts it.
+
+    As it fills, what can be done without goes first: when it is `low` QoS 0 that would have to wait, when
+    it is `scarce` new sessions, and only when it is `spent` everything else that can be refused.
     """
 
-    __slots__ = ("maximum", "used")
+    __slots__ = ("_low", "_scarce", "maximum", "used")
 
     def __init__(self, maximum: int) -> None:
         self.maximum = maximum
         self.used = 0
+        self._low = maximum - maximum // 8
+        self._scarce = maximum - maximum // 16
+
+    @property
+    def low(self) -> bool:
+        """Whether only an eighth is left: QoS 0 does not wait any more."""
+        return self.used >= self._low
+
+    @property
+    def scarce(self) -> bool:
+        """Whether only a sixteenth is left: no new sessions."""
+        return self.used >= self._scarce
 
     @property
     def spent(self) -> bool:

@@ -328,6 +328,29 @@ def test_a_spent_budget_drops_and_takes_nothing() -> None:
     bench.check_balance()
 
 
+def test_a_low_budget_keeps_no_qos_0_and_everything_else() -> None:
+    bench = Bench(budget=8 * SIZE, queue_qos_0=True)
+    bench.deliver(b"1", b"2", b"3", qos=0)
+    bench.deliver(b"4", b"5", b"6", b"7", qos=1)
+    bench.deliver(b"0", qos=0)
+    bench.deliver(b"8", qos=1)
+    assert bench.queued() == [b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"8"]
+    assert bench.drops == [(b"0", "memory")]
+    bench.check_balance()
+
+
+def test_a_spent_budget_takes_back_queued_qos_0_for_the_rest() -> None:
+    bench = Bench(budget=4 * SIZE, queue_qos_0=True)
+    bench.deliver(b"a", b"b", qos=0)
+    bench.deliver(b"1", b"2", b"3", qos=1)
+    assert bench.queued() == [b"1", b"2", b"3"]
+    assert bench.drops == [(b"a", "memory"), (b"b", "memory")]
+    bench.deliver(b"4", b"5", qos=1)
+    assert bench.queued() == [b"1", b"2", b"3", b"4"], "what waits at QoS 1 is not touched"
+    assert bench.drops[2:] == [(b"5", "memory")]
+    bench.check_balance()
+
+
 def test_hold_and_let_go() -> None:
     bench = Bench()
     held = message(b"mine", 2)

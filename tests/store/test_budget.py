@@ -31,6 +31,23 @@ def test_what_must_not_be_lost_goes_above_the_maximum() -> None:
     assert budget.spent
 
 
+@pytest.mark.parametrize(
+    ("used", "low", "scarce", "spent"),
+    [(699, False, False, False), (700, True, False, False), (749, True, False, False),
+     (750, True, True, False), (799, True, True, False), (800, True, True, True), (900, True, True, True)],
+)  # fmt: skip
+def test_what_can_be_done_without_goes_first(used: int, low: bool, scarce: bool, spent: bool) -> None:
+    budget = ByteBudget(800)
+    budget.take_anyway(used)
+    assert (budget.low, budget.scarce, budget.spent) == (low, scarce, spent)
+
+
+@pytest.mark.parametrize("maximum", [1, 7, 15, 17])
+def test_the_smallest_budgets_are_not_short_of_anything_while_empty(maximum: int) -> None:
+    budget = ByteBudget(maximum)
+    assert not (budget.low or budget.scarce or budget.spent)
+
+
 @given(st.lists(st.tuples(st.sampled_from(["take", "take_anyway"]), st.integers(0, 40)), max_size=30))
 def test_what_was_taken_can_be_given_back(steps: list[tuple[str, int]]) -> None:
     budget, taken = ByteBudget(100), []
