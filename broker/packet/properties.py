@@ -126,7 +126,8 @@ def read_properties(
     MalformedPacket: cut off, unknown, or not allowed in *where*. ProtocolError: twice, or a value
     out of its range. TopicAliasInvalid: Topic Alias 0.
     """
-    length, at = read_varint(buffer, at)
+    length, width = read_varint(buffer[at : min(at + 4, end)], 0)  # of what is behind *end* nothing is read
+    at += width
     stop = at + length
     if stop > end:
         raise MalformedPacket("properties run past the end of the packet")

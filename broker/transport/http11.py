@@ -70,7 +70,8 @@ class HeadReader:
         buffer += data
         end = buffer.find(b"\r\n\r\n", max(0, seen - 3))
         limit = len(buffer) if end < 0 else end
-        if limit > self._maximum_size:
+        unsure = 0 if end >= 0 else 3  # bytes, which may be of the CR LF CR LF that ends it
+        if limit - unsure > self._maximum_size:
             raise HttpError(431, f"the request head is larger than {self._maximum_size} bytes")
         if _JUNK.search(buffer, max(0, seen - 1), limit):
             raise HttpError(400, "this port expects HTTP/1.1 with CR LF at the end of every line")

@@ -296,6 +296,16 @@ def test_disallowed_code_points_are_one_setting(strict: bool) -> None:
         assert (type(reader.error) is MalformedPacket) == strict
 
 
+@pytest.mark.parametrize("behind", ["", "ff", "ffff0f", "00", "7f"])
+def test_a_property_length_that_is_cut_off_does_not_go_on_in_the_next_packet(behind: str) -> None:
+    """What follows in the same chunk changes nothing, not even what the log says."""
+    raw = bytes.fromhex("32 09 0003 612f62 0001 ffff" + behind)
+    reader = connected()
+    assert reader.feed(raw) == []
+    assert type(reader.error) is MalformedPacket
+    assert str(reader.error) == "byte cut off"
+
+
 @pytest.mark.parametrize("cut", range(1, 11))
 def test_a_connect_that_is_too_large_is_refused_by_its_version(cut: int) -> None:
     """Wherever it is cut: the refusal waits for the level and no longer [3.2.2.3.6]."""

@@ -126,6 +126,21 @@ def test_refusals(raw: bytes, status: int) -> None:
     assert again.value.status == status
 
 
+@pytest.mark.parametrize("cut", range(61, 68))
+def test_a_head_of_the_largest_size_passes_wherever_it_is_cut(cut: int) -> None:
+    """Also within its last CR LF CR LF, which does not count."""
+    head = b"GET / HTTP/1.1\r\nHost: a\r\nA: ".ljust(64, b"x")
+    reader = HeadReader(64)
+    assert reader.feed((head + b"\r\n\r\nrest")[:cut]) is None
+    assert reader.feed((head + b"\r\n\r\nrest")[cut:]) is not None
+    assert reader.rest == b"rest"
+    longer = HeadReader(63)
+    with pytest.raises(HttpError) as caught:
+        for piece in (head[:cut], head[cut:], b"\r\n\r\n"):
+            longer.feed(piece)
+    assert caught.value.status == 431
+
+
 @pytest.mark.parametrize("first", ["GET / HTTP/1.1\r", "GET / HTTP/1.1\r\nA: b\r"])
 def test_a_bare_cr_between_chunks_is_refused_at_once(first: str) -> None:
     reader = HeadReader(16384)
