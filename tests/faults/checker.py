@@ -88,7 +88,7 @@ def _step(fate: Fate, event: Acknowledged, at: int) -> None:
     if event.code >= 0x80 and event.kind != "PUBCOMP":
         fate.refused = True
         return
-    if event.kind in ("PUBACK", "PUBREC") and fate.owned_at is None:
+    if fate.owned_at is None:
         fate.owned_at = at
     if event.kind in ("PUBACK", "PUBCOMP"):
         fate.done_at = at

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.conformance import wire
@@ -126,8 +126,10 @@ class Peer:
     async def _connack(self, buffer: bytearray) -> Packet:
         assert self._reader is not None
         while True:
-            for raw in packets(buffer):
-                packet = wire.parse(raw, self.version)
+            found = wire.split(buffer)
+            if found is not None:
+                del buffer[: len(found[0])]
+                packet = wire.parse(found[0], self.version)
                 assert packet.type == wire.CONNACK and packet.reason_code == 0, packet
                 return packet
             data = await self._reader.read(65536)
@@ -163,8 +165,8 @@ class Peer:
                 buffer += data
         except ConnectionError:
             return
-        except AssertionError as error:
-            self.history.append(Breach(self.client_id, str(error)))
+        except Exception as error:
+            self.history.append(Breach(self.client_id, repr(error)))
         finally:
             self._over()
 
@@ -305,6 +307,12 @@ class Peer:
         except TimeoutError:
             raise TimeoutError(f"{self.client_id} waited {within} s for {what}") from None
 
+    async def over(self) -> None:
+        """Wait until the connection has ended."""
+        while self.connected:
+            self.progress.clear()
+            await self.progress.wait()
+
     async def finished(self, within: float = WAIT) -> None:
         """Wait until everything published is acknowledged. Raises ConnectionGone, TimeoutError."""
         await self.until(lambda: not self.unfinished or not self.connected, "acknowledgements", within)
@@ -331,12 +339,10 @@ class Peer:
     def _publish(self, packet: Packet) -> None:
         assert packet.topic_name is not None and packet.payload is not None
         packet_id, again = packet.packet_id or 0, packet.packet_id in self.taken
-        tag = Tag.of(packet.topic_name, packet.payload)
-        self.history.append(
-            Arrived(
-                self.client_id, tag, packet.qos or 0, packet_id, bool(packet.dup), bool(packet.retain), again
-            )
-        )
+        if packet.payload:  # one without was to delete what is retained, and bears no tag
+            tag = Tag.of(packet.topic_name, packet.payload)
+            dup, retain = bool(packet.dup), bool(packet.retain)
+            self.history.append(Arrived(self.client_id, tag, packet.qos or 0, packet_id, dup, retain, again))
         if packet.qos == 2:
             self.taken.add(packet_id)
         if packet.qos and "PUBLISH" not in self.withhold:
@@ -384,13 +390,14 @@ class Peer:
             pong.set_result(None)
 
 
-def packets(buffer: bytearray) -> Iterator[bytes]:
+def packets(buffer: bytearray) -> list[bytes]:
     """Every whole packet of *buffer*, which keeps the rest."""
-    at, view = 0, bytes(buffer)
+    at, view, found = 0, bytes(buffer), []
     while (end := _end(view, at)) <= len(view):
-        yield view[at:end]
+        found.append(view[at:end])
         at = end
     del buffer[:at]
+    return found
 
 
 def _end(data: bytes, at: int) -> int:
