@@ -1,6 +1,6 @@
 """`pybroker`, the daemon: flags -> Config -> serve().
 
-Exit status: 0 after a clean stop, 1 when the addresses cannot be bound, 2 for bad flags or settings,
+Exit status: 0 after a clean stop, 1 when an address or the store cannot be used, 2 for bad flags or settings,
 128 + the signal when a second signal forces the end.
 """
 
@@ -16,13 +16,14 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NoReturn, get_args
 
 from broker import __version__
 from broker.broker import Broker, transport_options
 from broker.config import Config, Format, Level, changed, load
-from broker.errors import ConfigError
+from broker.errors import ConfigError, StoreError
 from broker.transport.address import is_loopback, parse_address
 
 log = logging.getLogger("broker")
@@ -86,11 +87,45 @@ def settings(flags: argparse.Namespace, environ: Mapping[str, str]) -> Config:
     named = {"log.format": flags.log_format, "log.level": flags.log_level}
     sets = [*flags.sets, *(f"{key}={value}" for key, value in named.items() if value)]
     config = load(flags.config, environ, sets, flags.listen)
+    if not config.store.path:
+        config = replace(config, store=replace(config.store, path=default_store(environ)))
     if not config.listen:
         raise ConfigError(
             "listen is empty: the daemon needs an address, such as --listen tcp://127.0.0.1:1883"
         )
     return config
+
+
+def default_store(environ: Mapping[str, str]) -> str:
+    """The daemon's own file: in the state directory of a service manager, of the system, or of the user."""
+    home = environ.get("HOME") or os.path.expanduser("~")
+    folder = environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    if not folder and os.geteuid() == 0:
+        folder = "/var/lib/pybroker"
+    if not folder:
+        folder = os.path.join(environ.get("XDG_STATE_HOME") or os.path.join(home, ".local/state"), "pybroker")
+    return os.path.join(folder, "broker.db")
+
+
+def make_folder(config: Config) -> None:
+    """The folder of the store, which only this user can read. Raises StoreError."""
+    folder = os.path.dirname(config.store.path)
+    if folder and config.store.path != ":memory:":
+        try:
+            os.makedirs(folder, 0o700, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"{folder}: cannot be made: {error.strerror}; choose a file with --set store.path=FILE"
+            ) from None
+
+
+def kept(config: Config) -> str:
+    """One line about what outlives the process."""
+    store = config.store
+    if store.path == ":memory:":
+        return "sessions and messages are kept in memory: a restart loses them"
+    survives = "a power loss" if store.fsync == "always" else "a crash of this program, not a power loss"
+    return f"sessions and messages are kept in {os.path.abspath(store.path)} and survive {survives}"
 
 
 def who(url: str, anonymous: str) -> str:
@@ -134,6 +169,7 @@ def check(config: Config) -> int:
     transport_options(config)
     for line in greeting(config.listen, config):
         print(line.replace("listening on", "would listen on", 1))
+    print(kept(config))
     for key, value in changed(config).items():
         print(f"set: {key} = {value}")
     print("the configuration is valid")
@@ -142,6 +178,7 @@ def check(config: Config) -> int:
 
 async def serve(config: Config) -> int:
     """Run one broker until a signal ends it."""
+    make_folder(config)
     broker = Broker(config)
     try:
         await broker.start()
@@ -149,7 +186,7 @@ async def serve(config: Config) -> int:
         print(f"pybroker: {error.strerror or error}{WAY_OUT.get(error.errno or 0, '')}", file=sys.stderr)
         return 1
     on_signal(broker.request_stop)
-    for line in (*greeting(broker.addresses, config), hint(broker.addresses)):
+    for line in (*greeting(broker.addresses, config), kept(config), hint(broker.addresses)):
         print(line, flush=True)
     await broker.serve()
     return 0
@@ -253,6 +290,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"pybroker: {error}", file=sys.stderr)
         return 2
+    except StoreError as error:
+        print(f"pybroker: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:  # before there was a broker to stop
         return 128 + signal.SIGINT
 

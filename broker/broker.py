@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import ssl
 import time
 from collections import Counter
@@ -15,10 +16,17 @@ from typing import Any
 
 from broker.client import Client, ClientTerms
 from broker.config import VERSION, Config
-from broker.core import Core, assemble
-from broker.errors import BrokerError, MqttError, ProtocolError, ReasonCode, ServerShuttingDown
+from broker.core import CONNECTION_OVERHEAD, TLS_OVERHEAD, Core, assemble
+from broker.errors import (
+    BrokerError,
+    MqttError,
+    ProtocolError,
+    ReasonCode,
+    ServerShuttingDown,
+    StoreError,
+)
 from broker.gateway.local import LocalSubscription
-from broker.handle.disconnect import due_work, end_session, serve_client
+from broker.handle.disconnect import after_restart, due_work, end_session, serve_client
 from broker.handle.dispatch import dispatcher
 from broker.handle.publish import set_expiry
 from broker.hook.base import HookBase
@@ -27,6 +35,8 @@ from broker.packet.message import Message, travelling
 from broker.packet.packets import NO_PROPERTIES, Properties
 from broker.packet.properties import Place, property_block
 from broker.packet.reader import TopicNames
+from broker.session.restore import Restore
+from broker.session.session import Session
 from broker.topic.match import match
 from broker.topic.name import check_topic_filter, check_topic_name, split_share
 from broker.topic.subscription import Subscription
@@ -45,7 +55,8 @@ class Broker:
     `async with Broker() as broker` listens while the block runs; `await Broker().serve()` until it is
     cancelled or `request_stop` is called. Everything belongs to this object and to the event loop
     that started it: several brokers can share a loop, and nothing is global. It installs no signal
-    handlers. *clock* gives seconds and never goes back; tests bring their own.
+    handlers. With *store*, a file, what was acknowledged outlives the process. *clock* gives seconds and
+    never goes back, *wall* the time of day; tests bring their own.
     """
 
     def __init__(
@@ -54,9 +65,13 @@ class Broker:
         *,
         hooks: Sequence[HookBase] = (),
         listen: str | Sequence[str] | None = None,
+        store: str | os.PathLike[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         config = config or Config()
+        if store is not None:
+            config = replace(config, store=replace(config.store, path=os.fspath(store)))
         if listen is not None:
             config = replace(config, listen=(listen,) if isinstance(listen, str) else tuple(listen))
         self.config = config
@@ -73,6 +88,8 @@ class Broker:
         self._locals: set[LocalSubscription] = set()
         self._local_ids = 0
         self._sys_at = clock()
+        self._wall = wall
+        self._was_open = False  # the store was, and with it what is in memory now
 
     # ---- life
 
@@ -87,9 +104,9 @@ class Broker:
         return tuple(self._listeners)
 
     async def start(self) -> None:
-        """Initialise the hooks, bind every address and accept clients. Raises OSError, ConfigError.
+        """Open the store, initialise the hooks, bind every address and accept clients.
 
-        After an error nothing is left open.
+        Raises OSError, ConfigError, StoreError. After an error nothing is left open.
         """
         if self._started:
             raise BrokerError("the broker is started already")
@@ -97,17 +114,44 @@ class Broker:
         self._stopping = asyncio.Event()
         self._core.stats.started_at = self._core.clock()
         try:
+            left = await self._open_store()
             await self._core.hooks.init(self)
         except BaseException:
             self._started = False
+            await self._core.journal.stop()
             raise
         try:
+            await after_restart(self._core, left)
             await self._bind()
         except BaseException:
             await self._abandon()
             raise
         if self.config.capacity.sweep_interval:
             self._housekeeping = asyncio.create_task(self._keep_house())
+
+    async def _open_store(self) -> list[Session]:
+        """Read what the store has; gives the sessions whose clients were connected when it ended."""
+        core = self._core
+        store = core.journal.store
+        if store is None:
+            return []
+        if self._was_open:
+            raise BrokerError("a broker with a store starts once; make another one for the same file")
+        noted = await asyncio.to_thread(store.open)
+        self._was_open = True
+        core.journal.told = self._store_told
+        core.journal.start(noted, self._wall)
+        restore = Restore(store, core.journal, core.sessions, core.tree, core.retained)
+        for _ in restore.steps():
+            await asyncio.sleep(0)
+        restore.finish()
+        return restore.connected
+
+    def _store_told(self, failure: StoreError | None) -> None:
+        if failure is None:
+            self._core.hooks.on_store_recovered()
+        else:
+            self._core.hooks.on_store_failed(failure)
 
     async def _bind(self) -> None:
         options = transport_options(self.config)
@@ -123,6 +167,7 @@ class Broker:
         self._listeners.clear()
         await self._drain()  # who came in through the first ones meanwhile
         await self._core.hooks.stop()
+        await self._core.journal.stop()
 
     async def serve(self) -> None:
         """Run until cancelled or `request_stop`; then stop in order. Starts first if need be."""
@@ -176,6 +221,7 @@ class Broker:
             local.close()
         self._listeners.clear()
         await self._core.hooks.stop()
+        await self._core.journal.stop()
         log.info("stopped")
 
     async def _drain(self) -> None:
@@ -224,13 +270,16 @@ class Broker:
             connection.abort()
             return
         client = Client(connection, self._terms)
+        cost = CONNECTION_OVERHEAD + TLS_OVERHEAD * (connection.peer.transport in ("tls", "wss"))
+        core.budget.take_anyway(cost)
         self._addresses[host] += 1
         task = asyncio.create_task(serve_client(core, client))
         self._connections[client] = task
-        task.add_done_callback(lambda _: self._forget(client, host))
+        task.add_done_callback(lambda _: self._forget(client, host, cost))
 
-    def _forget(self, client: Client, host: str) -> None:
+    def _forget(self, client: Client, host: str, cost: int) -> None:
         task = self._connections.pop(client)
+        self._core.budget.give(cost)
         self._addresses[host] -= 1
         if not self._addresses[host]:
             del self._addresses[host]
@@ -297,13 +346,20 @@ class Broker:
     ) -> int:
         """Publish as the program itself: no hook is asked for permission, and `$` topics are allowed.
 
-        When it returns, the message is in every session that matches. Gives the Reason Code that a
-        client would get: 0x00, or 0x10 when no subscription matched. Raises TopicNameInvalid,
-        ProtocolError for a property or QoS that cannot be, QuotaExceeded when it cannot be retained.
+        When it returns, the message is in every session that matches, with QoS 1 and 2 as durably as the
+        store promises. Gives the Reason Code that a client would get: 0x00, or 0x10 when no subscription
+        matched. Raises TopicNameInvalid, ProtocolError for a property or QoS that cannot be, QuotaExceeded
+        when it cannot be retained, StoreUnavailable when it cannot be stored.
         """
         check_topic_name(topic_name)
         message = self._local_message(topic_name, payload, qos, retain, properties)
+        journal = self._core.journal
+        if qos and journal.failure is not None:
+            journal.check()
+        changes = journal.changes
         matched = await self._core.router.publish(message)
+        if qos:
+            await journal.settle(journal.promise(changes, topic_name))
         return ReasonCode.SUCCESS if matched else ReasonCode.NO_MATCHING_SUBSCRIBERS
 
     def _local_message(
@@ -411,6 +467,7 @@ class Broker:
             "subscriptions/count": core.tree.count,
             "retained messages/count": len(core.retained),
             "store/messages/bytes": core.budget.used,
+            **core.journal.gauges(),
         }
 
     def _sys_messages(self, topic_filter: str) -> Iterator[Message]:
@@ -474,6 +531,7 @@ def _client_terms(core: Core) -> ClientTerms:
         clock=core.clock,
         stats=core.stats,
         budget=core.budget,
+        journal=core.journal,
         names=TopicNames(strict),
         dropped=core.dropped,
         dispatch=dispatcher(core),

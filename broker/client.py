@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from struct import Struct
+from typing import Any
 
 from broker.config import Limits, Protocol
 from broker.errors import (
@@ -19,6 +20,7 @@ from broker.errors import (
     NotAuthorized,
     PacketTooLarge,
     ProtocolError,
+    QuotaExceeded,
 )
 from broker.hook.base import ClientInfo
 from broker.hook.stats import Stats
@@ -26,20 +28,25 @@ from broker.outbound import Outbound
 from broker.packet.codec import fit
 from broker.packet.enums import Version
 from broker.packet.message import Message, encode_publish
-from broker.packet.packets import NO_PROPERTIES, Connack, Packet, Properties
+from broker.packet.packets import NO_PROPERTIES, Connack, Packet, Properties, Puback, Pubrec
 from broker.packet.reader import PacketReader, TopicNames
 from broker.refusal import connack_refusal, disconnect, explain
 from broker.session.alias import InboundAliases, OutboundAliases
-from broker.session.session import Session, remaining
+from broker.session.session import Session
+from broker.session.will import remaining
 from broker.store.budget import ByteBudget
+from broker.store.journal import Journal
 from broker.transport.base import Connection
 
 log = logging.getLogger("broker.client")
 
 ACK = Struct(">BBH")  # PUBACK, PUBREC, PUBREL and PUBCOMP with Reason Code 0x00, in every version
 TURN = 10_000  # deliveries and drops that one read may cause before everybody has a turn of the loop
+LARGE = 64 * 1024  # bytes of an unfinished packet that are too many when memory is short
+HURRY = 2.0  # seconds for the rest of a packet when memory is short
 SHORTEST_CONNACK = 5  # bytes: all that is safe to send while CONNECT was not understood
 PACKET_ID = Struct(">H")
+PUBACK = 0x40  # first byte
 
 
 class Phase(IntEnum):
@@ -60,6 +67,7 @@ class ClientTerms:
     clock: Callable[[], float]
     stats: Stats
     budget: ByteBudget
+    journal: Journal
     names: TopicNames
     dropped: Callable[[str, Message | None, str], None]
     dispatch: Callable[[Client, Packet], Awaitable[None]]
@@ -77,6 +85,7 @@ class Client:
     __slots__ = (
         "_careful",
         "_connection",
+        "_partial_counted",
         "_task",
         "_terms",
         "accepted_at",
@@ -112,8 +121,9 @@ class Client:
         self._connection = connection
         self._terms = terms
         self.outbound = Outbound(
-            connection, terms.limits, terms.clock, terms.stats, terms.budget, self._resumed
-        )
+            connection, terms.limits, terms.clock, terms.stats, terms.budget, self._resumed, terms.journal,
+            self._not_stored,
+        )  # fmt: skip
         self._task: asyncio.Task[None] | None = None
         self._careful = False  # a Maximum Packet Size or Topic Aliases: no frame fits all
         self.phase = Phase.NEW
@@ -124,6 +134,7 @@ class Client:
         self.greeting: asyncio.Task[None] | None = None  # the hooks that are told of the connection
         self.accepted_at = self.last_packet_at = terms.clock()
         self.partial_since: float | None = None
+        self._partial_counted = 0  # bytes of an unfinished packet, in the budget
         self.reader = PacketReader(
             terms.limits.maximum_packet_size,
             strict=terms.protocol.disallowed_code_points == "reject",
@@ -222,10 +233,24 @@ class Client:
                 await self._until_taken()
 
     def _note_partial(self, progressed: bool) -> None:
-        if not self.reader.partial:
+        held = self.reader.partial
+        if not held:
             self.partial_since = None
         elif progressed or self.partial_since is None:
             self.partial_since = self._terms.clock()
+        self._count_partial(held)
+        if held > LARGE and self._in_the_way:
+            raise QuotaExceeded("no memory for the rest of a large packet")
+
+    def _count_partial(self, held: int) -> None:
+        self._terms.budget.take_anyway(held - self._partial_counted)
+        self._partial_counted = held
+
+    @property
+    def _in_the_way(self) -> bool:
+        """Whether memory is too short for an unfinished packet: earlier for who is no client yet."""
+        budget = self._terms.budget
+        return budget.spent or (budget.low and self.phase is not Phase.CONNECTED)
 
     async def _until_taken(self) -> None:
         """The client reads nothing of what it asks for: read no more of it until it does."""
@@ -275,7 +300,7 @@ class Client:
 
     def _say_disconnect(self, error: MqttError) -> None:
         data = disconnect(error, self.maximum_packet_size, self._terms.protocol)
-        if data:
+        if data and not self.outbound.corked:  # a CONNACK that was not sent comes before everything
             self._terms.stats.messages_sent += 1
             self.outbound.write(data)
 
@@ -296,6 +321,7 @@ class Client:
             self.outbound.flush()
             self.phase = Phase.GONE
         self.outbound.close()
+        self._count_partial(0)
         if self.aliases is not None:
             self.aliases.clear()
         self._connection.close()
@@ -320,7 +346,7 @@ class Client:
 
     def _check_early(self, age: float, limits: Limits) -> None:
         """Before CONNACK: a silent close, or 0x87 in the middle of an authentication exchange [B02]."""
-        if self.phase is Phase.NEW and age >= limits.connect_timeout:
+        if self.phase is Phase.NEW and (age >= limits.connect_timeout or (age >= HURRY and self._in_the_way)):
             self.end(MqttError("no complete CONNECT in time"))
         elif self.phase is Phase.AUTHENTICATING and age >= limits.authentication_timeout:
             self.refuse(NotAuthorized("the authentication exchange took too long"))
@@ -333,6 +359,8 @@ class Client:
             self.end(KeepAliveTimeout(f"no packet for {1.5 * self.keep_alive:g} s"))
         elif self.partial_since is not None and now - self.partial_since >= limits.partial_packet_timeout:
             self.end(ProtocolError("a packet was begun and not completed in time"))
+        elif self.partial_since is not None and now - self.partial_since >= HURRY and self._in_the_way:
+            self.end(QuotaExceeded("no memory for an unfinished packet"))
 
     def _cancel(self) -> None:
         if self._task is not None:
@@ -348,8 +376,9 @@ class Client:
         identifiers: tuple[int, ...],
         packet_id: int = 0,
         dup: bool = False,
+        after: int = 0,
     ) -> bool:
-        """Queue a PUBLISH; False: dropped and counted. See session.Link.
+        """Queue a PUBLISH; False: dropped and counted. See terms.Link.
 
         The bytes are the same for every subscriber of this version, QoS and RETAIN, unless identifiers,
         expiry, an alias or a limit make them its own.
@@ -370,7 +399,13 @@ class Client:
         else:
             data = message.frame(self.version, 0, retain)[0]
         self._terms.stats.publish_sent += 1
-        if self.phase is not Phase.GONE:
+        if message.qos == 2:  # else a PUBREL that is repeated after a crash could bring it once more
+            after = after or self._terms.journal.latest
+        if self.phase is Phase.GONE:
+            return True
+        if after or (qos and outbound.gated):
+            outbound.put_after(after, data)
+        else:
             outbound.put(data)
         return True
 
@@ -415,7 +450,7 @@ class Client:
         return self.maximum_packet_size is not None and len(data) > self.maximum_packet_size
 
     def fits(self, message: Message, qos: int, identifiers: tuple[int, ...]) -> bool:
-        """Whether its PUBLISH is within the client's Maximum Packet Size; see session.Link."""
+        """Whether its PUBLISH is within the client's Maximum Packet Size; see terms.Link."""
         if self.maximum_packet_size is None:
             return True
         return not self._too_large(
@@ -431,7 +466,7 @@ class Client:
 
     @property
     def full(self) -> bool:
-        """The socket takes no more, and enough waits for it; see session.Link."""
+        """The socket takes no more, and enough waits for it; see terms.Link."""
         return self.outbound.full
 
     def _resumed(self) -> None:
@@ -451,10 +486,42 @@ class Client:
         else:
             self.end(PacketTooLarge(f"{type(packet).__name__} does not fit the client's Maximum Packet Size"))
 
-    def acknowledge(self, first_byte: int, packet_id: int) -> None:
-        """Queue PUBACK 0x40, PUBREC 0x50, PUBREL 0x62 or PUBCOMP 0x70 with Reason Code 0x00."""
+    def acknowledge(self, first_byte: int, packet_id: int, after: int = 0, message: Any = None) -> None:
+        """Queue PUBACK 0x40, PUBREC 0x50, PUBREL 0x62 or PUBCOMP 0x70 with Reason Code 0x00.
+
+        It leaves when batch *after* is committed. If that fails, *message* is taken back and refused.
+        """
         if self.phase is not Phase.GONE:
-            self.outbound.put_control(ACK.pack(first_byte, 2, packet_id))
+            self._put(ACK.pack(first_byte, 2, packet_id), after, message)
+
+    def answer(self, packet: Packet, after: int, message: Message | None = None) -> None:
+        """As `acknowledge`, for one with another Reason Code."""
+        data = fit(packet, self.version, self.maximum_packet_size)
+        if data is not None and self.phase is not Phase.GONE:
+            self._put(data, after, message)
+
+    def _put(self, data: bytes, after: int, message: Message | None) -> None:
+        if after or self.outbound.gated:
+            self.outbound.put_after(after, data, message)
+        else:
+            self.outbound.put_control(data)
+
+    def _not_stored(self, data: bytes, message: Message | None, failure: Exception) -> None:
+        """The PUBLISH that *data* was to acknowledge could not be stored: it never happened."""
+        assert isinstance(failure, MqttError)
+        packet_id = PACKET_ID.unpack_from(data, 2)[0]
+        if message is not None:
+            self._terms.journal.revoke(message)
+        elif self.session is not None:
+            message = self.session.let_go(packet_id)
+            if self.receiving is not None:
+                self.receiving.discard(packet_id)
+        self._terms.dropped(self.client_id, message, "store_failed")
+        if self.version is not Version.MQTT_5:
+            self.end(failure)
+        else:
+            refusal = Puback if data[0] == PUBACK else Pubrec
+            self.send(refusal(packet_id, failure.reason, self.explain(failure)))
 
     async def _guarded_write_loop(self) -> None:
         try:

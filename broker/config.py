@@ -74,6 +74,10 @@ Prefixes = Annotated[
 ]
 Origins = Annotated[tuple[str, ...], Like(r"[^\s/]+(://[^\s/]+)?", "origins like https://host, no path")]
 Template = Annotated[str, Like(r"([^{}\0]|\{client_id\})*", "a text with no placeholder but {client_id}")]
+FilterLevels = Annotated[
+    tuple[str, ...],
+    Like(r"(?s:.+)=(always|normal|never)", 'texts like "sensors/#=normal", with always, normal or never'),
+]
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["text", "json"]
 
@@ -208,6 +212,15 @@ class WebSocket(Section):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Store(Section):
+    """Where sessions, their messages, retained messages and wills outlive the process."""
+
+    path: str = ""  # a file; ":memory:": nowhere; empty: the daemon's own file, nowhere when embedded
+    fsync: Literal["always", "normal", "never"] = "always"  # what an acknowledged message survives
+    fsync_for: FilterLevels = ()  # texts "filter=level": another level for the topics that match
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Log(Section):
     """The daemon's logging; an embedded broker leaves logging to its program."""
 
@@ -226,6 +239,7 @@ class Config(Section):
     protocol: Protocol = field(default_factory=Protocol)
     tls: Tls = field(default_factory=Tls)
     websocket: WebSocket = field(default_factory=WebSocket)
+    store: Store = field(default_factory=Store)
     log: Log = field(default_factory=Log)
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.client import Client
-from broker.config import Config
+from broker.config import VERSION, Config
 from broker.hook.base import HookBase
 from broker.hook.hooks import Hooks
 from broker.hook.limits import Rate, Takeovers
@@ -17,14 +17,18 @@ from broker.hook.stats import Stats
 from broker.packet.message import Message
 from broker.router import Router
 from broker.session.manager import SessionManager
-from broker.session.session import Terms
+from broker.session.terms import Terms
 from broker.session.turns import ClientTurns
-from broker.store.base import RetainedStore
+from broker.store.base import DurableStore
 from broker.store.budget import ByteBudget
+from broker.store.journal import Journal, levels_of
 from broker.store.memory import MemoryRetainedStore
+from broker.store.sqlite import SqliteStore
 from broker.topic.tree import SubscriptionTree
 
 OVERHEAD = 300  # bytes that the objects around a message or a subscription take, about
+CONNECTION_OVERHEAD = 7000  # bytes that a connection takes, about
+TLS_OVERHEAD = 20_000  # and so many more with TLS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +40,9 @@ class Core:
     hooks: Hooks
     stats: Stats
     budget: ByteBudget
+    journal: Journal
     tree: SubscriptionTree[Any]
-    retained: RetainedStore
+    retained: MemoryRetainedStore
     router: Router
     sessions: SessionManager
     turns: ClientTurns
@@ -62,8 +67,9 @@ def assemble(
     budget = ByteBudget(capacity.maximum_bytes)
     dispatch_hooks = Hooks(hooks, capacity.hook_timeout)
     tree: SubscriptionTree[Any] = SubscriptionTree(config.protocol.overlap)
+    journal = make_journal(config, clock)
     retained = MemoryRetainedStore(
-        capacity.maximum_retained_messages, capacity.maximum_retained_bytes, budget
+        capacity.maximum_retained_messages, capacity.maximum_retained_bytes, budget, journal
     )
     terms = Terms(
         clock=clock,
@@ -81,6 +87,7 @@ def assemble(
         hooks=dispatch_hooks,
         stats=Stats(clock()),
         budget=budget,
+        journal=journal,
         tree=tree,
         retained=retained,
         router=Router(tree, retained, dispatch_hooks, clock, dropped, config.protocol.shared_choice),
@@ -94,3 +101,12 @@ def assemble(
         dropped=dropped,
         sys_messages=sys_messages,
     )
+
+
+def make_journal(config: Config, clock: Callable[[], float]) -> Journal:
+    """The journal of the store that *config* names, which is not opened yet. Raises ConfigError."""
+    store: DurableStore | None = None
+    levels = levels_of(config.store.fsync, config.store.fsync_for)
+    if config.store.path not in ("", ":memory:"):
+        store = SqliteStore(config.store.path, levels.lowest, f"pybroker {VERSION}")
+    return Journal(store, levels, clock)

@@ -64,6 +64,17 @@ class ConfigError(BrokerError):
     """A setting that cannot be used; the message names the key, its source and the way out."""
 
 
+class StoreError(BrokerError):
+    """A store that cannot be opened, read or written; the message names the file and the way out.
+
+    *full* says that only room is missing: what it refused may succeed later.
+    """
+
+    def __init__(self, text: str, *, full: bool = False) -> None:
+        super().__init__(text)
+        self.full = full
+
+
 class MqttError(BrokerError):
     """An error that a peer hears as a Reason Code.
 
@@ -190,6 +201,18 @@ class ImplementationSpecificError(MqttError):
     """A valid packet that this broker could not process: a hook or a store failed."""
 
     reason = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+
+
+class StoreUnavailable(MqttError):
+    """What should have been stored was not: 0x97 when the disk is full, else 0x83."""
+
+    def __init__(self, failure: StoreError) -> None:
+        full = failure.full
+        super().__init__(
+            str(failure),
+            ReasonCode.QUOTA_EXCEEDED if full else ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
+            reason_string="the store is full" if full else "the store cannot be written",
+        )
 
 
 class PacketIdentifierInUse(MqttError):

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from broker.config import Limits
 from broker.hook.stats import Stats
 from broker.store.budget import ByteBudget
+from broker.store.journal import Journal
 from broker.transport.base import Connection
 
 BURST = 256 * 1024  # bytes that may collect within one turn of the loop before they are written
 UNREAD_ACKS = 64 * 1024  # bytes of control packets for a socket that takes none: too many
+GATED = 4096  # acknowledgements that wait for a commit: enough not to read any more
+PUBLISH = 0x30  # first byte, without flags
 FEED = 64  # cost of the retained messages that one turn of the loop sends, one each
 
 
@@ -22,6 +27,9 @@ class Outbound:
     earlier when a burst grows large. While the socket takes no more (`blocked`) the queue is
     bounded: `full` tells when 256 packets or the bytes allowed wait, and whoever sends data must ask
     first. Control packets are always taken; `swamped` tells when too many of them go unread.
+
+    What promises that something is stored goes through the gate (`put_after`), in order, and leaves when
+    the journal has committed it. `cork` holds back everything. Both are a Waiter of the journal.
     """
 
     __slots__ = (
@@ -32,11 +40,16 @@ class Outbound:
         "_closed",
         "_connection",
         "_control_bytes",
+        "_corked",
         "_feed",
+        "_gate",
+        "_gated_bytes",
+        "_journal",
         "_limits",
         "_packets",
         "_pending_counted",
         "_pending_seen",
+        "_refused",
         "_resumed",
         "_stats",
         "_unblocked",
@@ -54,14 +67,22 @@ class Outbound:
         stats: Stats,
         budget: ByteBudget,
         resumed: Callable[[], None],
+        journal: Journal,
+        refused: Callable[[bytes, Any, Exception], None],
     ) -> None:
-        """*resumed* is called each time the socket takes data again."""
+        """*resumed* is called each time the socket takes data again, *refused* with each acknowledgement
+        that must not be sent and what `put_after` was told of it."""
         self._connection = connection
         self._limits = limits
         self._clock = clock
         self._stats = stats
         self.budget = budget
         self._resumed = resumed
+        self._journal = journal
+        self._refused = refused
+        self._gate: deque[tuple[int, bytes, Any]] | None = None
+        self._gated_bytes = 0  # of the byte budget
+        self._corked = 0  # the batch that must be committed before anything leaves
         self._packets: list[bytes] = []
         self._bytes = 0
         self._blocked_bytes = 0  # of the byte budget
@@ -84,7 +105,7 @@ class Outbound:
         packets.append(data)
         self._bytes += len(data)
         self._stats.messages_sent += 1
-        if self.blocked:
+        if self.blocked or self._corked:
             self._count_blocked(len(data))
         elif len(packets) == 1:
             self._wake()
@@ -109,14 +130,91 @@ class Outbound:
     @property
     def swamped(self) -> bool:
         """Whether the peer leaves so many control packets unread that it must not be read any more."""
-        return self._control_bytes > UNREAD_ACKS
+        return self._control_bytes > UNREAD_ACKS or (self._gate is not None and len(self._gate) > GATED)
+
+    # ---- the gate
+
+    @property
+    def gated(self) -> bool:
+        """Whether something waits for a commit: what must stay behind it goes through `put_after` as well."""
+        return bool(self._gate)
+
+    @property
+    def corked(self) -> bool:
+        """Whether nothing at all may leave before a commit."""
+        return self._corked > 0
+
+    def put_after(self, batch: int, data: bytes, about: Any = None) -> None:
+        """Take a packet that leaves when *batch* is committed and all that was put here before has left."""
+        if self._gate is None:
+            self._gate = deque()
+        self._gate.append((batch, data, about))
+        self._count_gated(len(data))
+        self._journal.wait(self)
+
+    def cork(self, batch: int) -> None:
+        """Nothing leaves before *batch* is committed, unless that is 0; if it fails the connection ends."""
+        if batch > self._corked:
+            self.flush()
+            self._corked = batch
+            self._journal.wait(self)
+
+    def committed(self, number: int) -> bool:
+        """See Waiter."""
+        self._open_gate(number)
+        if 0 < self._corked <= number:
+            self._uncork()
+        return self._waits
+
+    def not_committed(self, number: int, failure: Exception) -> bool:
+        """See Waiter: PUBACK and PUBREC are refused, all else is owed still."""
+        if self._corked and not self._closed:
+            self._corked = 0
+            self._connection.abort()
+            return False
+        refused = []
+        gate, self._gate = self._gate or deque(), deque()
+        for entry in gate:
+            if 0 < entry[0] <= number and entry[1][0] in (0x40, 0x50):
+                refused.append(entry)
+                self._count_gated(-len(entry[1]))
+            else:
+                self._gate.append(entry)
+        for _, data, about in refused:
+            self._refused(data, about, failure)
+        self._open_gate(self._journal.done)
+        return self._waits
+
+    @property
+    def _waits(self) -> bool:
+        return bool(self._gate or self._corked) and not self._closed
+
+    def _count_gated(self, size: int) -> None:
+        self._gated_bytes += size
+        self.budget.take_anyway(size)
+
+    def _open_gate(self, number: int) -> None:
+        gate = self._gate
+        while gate and gate[0][0] <= number:
+            data = gate.popleft()[1]
+            self._count_gated(-len(data))
+            if data[0] & 0xF0 == PUBLISH:
+                self.put(data)
+            else:
+                self.put_control(data)
+        self._tell_unblocked()
+
+    def _uncork(self) -> None:
+        self._corked = 0
+        if not self.blocked:
+            self._unblock()
 
     # ---- writing
 
     def flush(self) -> None:
         """Write all that has collected, in one call."""
         packets = self._packets
-        if packets and not self._closed:
+        if packets and not self._closed and not self._corked:
             data = packets[0] if len(packets) == 1 else b"".join(packets)
             packets.clear()
             self._bytes = 0
@@ -150,6 +248,9 @@ class Outbound:
         while True:
             if not self._packets and not self._connection.pending() and not self._feed:
                 await self._woken()
+            if self._corked:
+                await self._woken()
+                continue
             if not self.blocked:
                 await self._write_turn()
             if self.blocked:
@@ -196,7 +297,7 @@ class Outbound:
 
     async def until_taken(self) -> None:
         """Wait while the peer leaves too many control packets unread."""
-        while self.blocked and self.swamped and not self._closed:
+        while self.swamped and not self._closed:
             self._unblocked = asyncio.get_running_loop().create_future()
             await self._unblocked
 
@@ -225,6 +326,8 @@ class Outbound:
         """Nothing is written any more."""
         self._closed = True
         self.discard()
+        self._count_gated(-self._gated_bytes)
+        self._gate, self._corked = None, 0
         self.budget.give(self._pending_counted)  # the connection lingers for a moment only
         self._pending_counted = 0
         self._feed = None

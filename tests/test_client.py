@@ -48,6 +48,7 @@ from broker.packet.packets import (
 )
 from broker.packet.reader import TopicNames
 from broker.store.budget import ByteBudget
+from broker.store.journal import Journal, levels_of
 from tests.peer import Clock, Peer, memory_broker, message_bytes, run_async, settle
 from tests.wire import Wire, turns, until
 
@@ -71,6 +72,7 @@ class Bench:
         terms = ClientTerms(
             limits=Limits(**limits), protocol=Protocol(), clock=self.clock, stats=Stats(0),
             budget=self.budget, names=TopicNames(True), dropped=self._dropped, dispatch=self._dispatch,
+            journal=Journal(None, levels_of("always", ()), self.clock),
         )  # fmt: skip
         self.version = version
         self.client = Client(self.wire, terms)

@@ -53,9 +53,11 @@ MODULES: dict[str, set[str]] = {
     "topic": {"name", "match", "subscription", "tree", "shared", "index"},
     "store": {
         *("base", "memory", "sqlite", "consul", "log", "reader", "cursor", "lease", "stream"),
-        "budget",
+        *("budget", "journal", "schema", "repair"),
     },
-    "session": {"session", "manager", "inflight", "alias", "will", "turns"},
+    "session": {
+        *("session", "manager", "inflight", "alias", "will", "turns", "terms", "record", "restore"),
+    },
     "hook": {"base", "hooks", "auth", "acl", "limits", "stats", "export"},
     "transport": {"base", "address", "tcp", "tls", "listen", "http11", "frames", "websocket", "memory"},
     "handle": {"dispatch", "connect", "auth", "publish", "acks", "subscribe", "disconnect"},

@@ -13,6 +13,7 @@ from broker.config import Limits
 from broker.hook.stats import Stats
 from broker.outbound import BURST, FEED, UNREAD_ACKS, Outbound
 from broker.store.budget import ByteBudget
+from broker.store.journal import Journal, levels_of
 from tests.peer import Clock, run_async
 from tests.wire import Wire, turns, until
 
@@ -27,8 +28,13 @@ class Bench:
         self.budget = ByteBudget(1 << 30)
         self.resumed = 0
         self.outbound = Outbound(
-            self.wire, Limits(**limits), self.clock, self.stats, self.budget, self._on_resumed
-        )
+            self.wire, Limits(**limits), self.clock, self.stats, self.budget, self._on_resumed,
+            Journal(None, levels_of("always", ()), self.clock), self._on_refused,
+        )  # fmt: skip
+        self.refused: list[tuple[bytes, Any]] = []
+
+    def _on_refused(self, data: bytes, about: Any, failure: Exception) -> None:
+        self.refused.append((data, about))
 
     def _on_resumed(self) -> None:
         self.resumed += 1

@@ -22,11 +22,13 @@ async def handle_puback(core: Core, client: Client, packet: Puback) -> None:
 async def handle_pubrec(core: Core, client: Client, packet: Pubrec) -> None:
     """PUBREC: PUBREL, or the end of the flow for 0x80 and above [MQTT-4.3.3-4]."""
     assert client.session is not None
+    before = core.journal.changes
     delivery = client.session.acknowledge(packet.packet_id, PacketType.PUBREC, packet.reason_code)
     if delivery is None:
-        _answer_unknown(client, Pubrel, packet.packet_id, PUBREL)
-    elif delivery.state is State.WAIT_PUBCOMP:
-        client.acknowledge(PUBREL, packet.packet_id)
+        _answer_unknown(core, client, Pubrel, packet.packet_id, PUBREL)
+    elif delivery.state is State.WAIT_PUBCOMP:  # from PUBREL on the client may forget the identifier
+        after = core.journal.promise(before, delivery.message.topic_name)
+        client.acknowledge(PUBREL, packet.packet_id, after)
     client.outbound.resume_feed()
 
 
@@ -39,8 +41,9 @@ async def handle_pubrel(core: Core, client: Client, packet: Pubrel) -> None:
     assert session is not None
     message = session.inflight.held.get(packet.packet_id)
     if message is None:
-        return _answer_unknown(client, Pubcomp, packet.packet_id, PUBCOMP)
+        return _answer_unknown(core, client, Pubcomp, packet.packet_id, PUBCOMP)
     expired = message.expires_at is not None and message.expires_at < core.clock()
+    before = core.journal.changes
     if message.retain and not expired:
         await core.router.retain(message, owned=True)
     session.let_go(packet.packet_id)
@@ -50,7 +53,7 @@ async def handle_pubrel(core: Core, client: Client, packet: Pubrel) -> None:
         core.router.route(message)
     if client.receiving is not None:
         client.receiving.discard(packet.packet_id)
-    client.acknowledge(PUBCOMP, packet.packet_id)
+    client.acknowledge(PUBCOMP, packet.packet_id, core.journal.promise(before, message.topic_name))
     client.outbound.resume_feed()
     return None
 
@@ -63,11 +66,15 @@ async def handle_pubcomp(core: Core, client: Client, packet: Pubcomp) -> None:
 
 
 def _answer_unknown(
-    client: Client, answer: type[Pubrel] | type[Pubcomp], packet_id: int, first_byte: int
+    core: Core, client: Client, answer: type[Pubrel] | type[Pubcomp], packet_id: int, first_byte: int
 ) -> None:
-    """Nobody holds this identifier: 0x92, which 3.x cannot say [MQTT5 3.6.2.1, 3.7.2.1]."""
+    """Nobody holds this identifier: 0x92, which 3.x cannot say [MQTT5 3.6.2.1, 3.7.2.1].
+
+    What it stood for may be on its way to the disk, and the answer must not come before it.
+    """
+    after = core.journal.latest
     if client.version is Version.MQTT_5:
         unknown = MqttError("packet identifier not found", ReasonCode.PACKET_IDENTIFIER_NOT_FOUND)
-        client.send(answer(packet_id, unknown.reason, client.explain(unknown)))
+        client.answer(answer(packet_id, unknown.reason, client.explain(unknown)), after)
     else:
-        client.acknowledge(first_byte, packet_id)
+        client.acknowledge(first_byte, packet_id, after)

@@ -31,6 +31,7 @@ from broker.packet.properties import Place, property_block
 from broker.packet.reader import MAXIMUM_PACKET_SIZE
 from broker.refusal import sendable
 from broker.session.alias import InboundAliases
+from broker.session.record import record_session
 from broker.session.session import Session
 from broker.session.will import PendingWill, will_of
 from broker.topic.name import check_topic_name
@@ -38,7 +39,6 @@ from broker.topic.name import check_topic_name
 log = logging.getLogger("broker.client")
 
 ASSIGNED = "assigned_client_identifier"
-SESSION_OVERHEAD = 3000  # bytes that a session and its tables take in the budget, about
 
 
 async def handle_connect(core: Core, client: Client, packet: Connect) -> None:
@@ -147,9 +147,10 @@ async def accept(core: Core, client: Client, packet: Connect, announcements: dic
         announcements[ASSIGNED] = packet.client_id
     will = _will(core, packet)
     async with core.turns.of(packet.client_id):
+        changes = core.journal.changes
         before = await _take_over(core, client, packet)
         session, present = await _session_for(core, client, packet)
-        _start(core, client, packet, session, present, will, announcements)
+        _start(core, client, packet, session, present, will, announcements, changes)
     if core.hooks.greets:
         # A takeover ends this connection, but not what the hooks are owed about it.
         client.greeting = asyncio.create_task(_greet(core, client, present, before))
@@ -268,11 +269,10 @@ async def _session_for(core: Core, client: Client, packet: Connect) -> tuple[Ses
         return session, True
     if len(sessions) >= core.config.capacity.maximum_sessions:
         raise QuotaExceeded(f"{len(sessions)} sessions exist")
-    cost = len(packet.client_id) + len(packet.user_name or "") + SESSION_OVERHEAD
     if core.budget.scarce:
         raise QuotaExceeded("the byte budget of the broker is nearly spent")
     session = sessions.create(packet.client_id)
-    session.charge(cost)
+    session.charge(sessions.cost(packet.client_id, packet.user_name))
     return session, False
 
 
@@ -288,8 +288,13 @@ def _start(
     present: bool,
     will: PendingWill | None,
     announcements: dict[str, Any],
+    changes: int,
 ) -> None:
-    """From here on the session is ours: CONNACK, then what is unfinished, then what waits. Never waits."""
+    """From here on the session is ours: CONNACK, then what is unfinished, then what waits. Never waits.
+
+    What has changed in the store since *changes* must be committed before CONNACK leaves; while it cannot be
+    written, sessions are served from memory all the same.
+    """
     limits = core.config.limits
     properties = packet.properties
     asked = _expiry_asked(core, packet)
@@ -297,6 +302,8 @@ def _start(
     session.set_will(will)
     session.info = client.info
     session.user_name = client.info.user_name
+    session.version = client.version
+    record_session(session, core.journal)
     client.connect_expiry_interval = asked
     client.session = session
     client.keep_alive = _keep_alive(core, packet)
@@ -313,6 +320,8 @@ def _start(
     client.info.password = None
     if packet.version is Version.MQTT_5:
         announcements.update(_announce(core, client, packet, session))
+    if core.journal.failure is None:
+        client.outbound.cork(core.journal.promise(changes))
     client.send(Connack(present and packet.version is not Version.MQTT_3_1, 0, announcements))
     log.info(
         "connected %r from %s (%s, %s)",

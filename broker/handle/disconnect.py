@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from broker.client import Client
@@ -109,6 +109,7 @@ async def _keep_session(core: Core, session: Session, left_at: float) -> None:
     session.ends_at = session.ends_after(left_at)
     if session.will is not None:
         session.will_due = will_due(session.will, left_at, session.ends_at)
+    session.note()
     core.sessions.note_deadlines(session)
     sent = session.take_unacknowledged() if core.config.protocol.shared_unacknowledged == "move" else []
     core.router.hand_on(session, [*sent, *session.take_shared()])
@@ -128,6 +129,7 @@ async def end_session(core: Core, session: Session) -> None:
     core.router.hand_on(session, [*session.take_unacknowledged(), *session.take_shared()])
     session.clear()
     await publish_will(core, session)
+    session.note()  # the last of it: a crash before this publishes the will once more, never not at all
     await core.hooks.on_session_ended(session.client_id)
 
 
@@ -144,8 +146,9 @@ async def publish_will(core: Core, session: Session) -> None:
     except MqttError as refusal:
         log.warning("will of %r to %r refused: %s", session.client_id, message.topic_name, refusal)
         core.dropped(session.client_id, message, "will_refused")
-        return
-    await core.router.publish_owned(message)
+    else:
+        await core.router.publish_owned(message)
+    session.note()
 
 
 def _fresh(core: Core, will: PendingWill) -> Message:
@@ -153,6 +156,21 @@ def _fresh(core: Core, will: PendingWill) -> Message:
     message = will.message.with_()
     set_expiry(message, core.config.limits.message_expiry_interval, core.clock())
     return message
+
+
+async def after_restart(core: Core, connected: Iterable[Session]) -> None:
+    """The sessions that were *connected* when the broker ended without a stop: their clients left just now.
+
+    Those that end with their connection publish their will; delays are counted from now.
+    """
+    now = core.clock()
+    for session in connected:
+        session.info = ClientInfo(session.client_id, session.version, session.user_name)
+        async with core.turns.of(session.client_id):
+            if session.state is None:
+                await end_session(core, session)
+            else:
+                await _keep_session(core, session, now)
 
 
 def due_work(core: Core, now: float) -> list[Coroutine[Any, Any, None]]:

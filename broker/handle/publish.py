@@ -20,7 +20,7 @@ from broker.errors import (
 from broker.hook.base import ClientInfo
 from broker.packet.enums import QoS, Version
 from broker.packet.message import Message, travelling
-from broker.packet.packets import NO_PROPERTIES, Properties, Puback, Publish, Pubrec
+from broker.packet.packets import Properties, Puback, Publish, Pubrec
 from broker.session.session import Session
 from broker.topic.name import levels
 
@@ -41,15 +41,19 @@ async def handle_publish(core: Core, client: Client, packet: Publish) -> None:
     qos = packet.qos
     if qos:
         if packet.packet_id in session.inflight.held:
-            return _repeated(client, packet)
+            return _repeated(core, client, packet)
         _count_received(core, client, packet)
     message = _message(core, client, packet, topic_name)
+    journal = core.journal
+    before = journal.changes
     try:
         if topic_name not in core.tree.routes or topic_name[0] == "$":
             check_publish_topic(core, topic_name)
         _check_payload(core, message)
         if core.hooks.inspects_publish:
             message = await inspected(core, client.info, message)
+        if journal.failure is not None and qos and _needs_store(core, session, message):
+            journal.check()
         if qos == QoS.EXACTLY_ONCE:
             return _hold(core, client, session, packet, message)
         if message.retain:
@@ -57,9 +61,20 @@ async def handle_publish(core: Core, client: Client, packet: Publish) -> None:
     except MqttError as refusal:
         return refuse_publish(core, client, packet, message, refusal)
     matched = core.router.route(message)
-    if qos:  # after the hand-over: an acknowledgement is a promise
-        _acknowledge(core, client, packet.packet_id, matched)
+    if qos:  # after the hand-over: an acknowledgement is a promise, and waits for what was stored
+        _acknowledge(client, packet.packet_id, matched, journal.promise(before, topic_name), message)
     return None
+
+
+def _needs_store(core: Core, session: Session, message: Message) -> bool:
+    """Whether a durable store would have to keep *message*."""
+    if message.retain and not core.hooks.stores_retained:
+        return True
+    if message.qos == QoS.EXACTLY_ONCE and session.state is not None:
+        return True
+    route = core.tree.match(message.topic_name)
+    members = (member for group in route.groups for member in group)
+    return any(getattr(who, "state", None) is not None for who, _ in (*route.direct, *members))
 
 
 async def inspected(core: Core, info: ClientInfo, message: Message) -> Message:
@@ -94,13 +109,13 @@ def check_user_properties(core: Core, properties: Properties) -> None:
         raise QuotaExceeded(f"more than {most} User Properties")
 
 
-def _repeated(client: Client, packet: Publish) -> None:
+def _repeated(core: Core, client: Client, packet: Publish) -> None:
     """An identifier that a QoS 2 message holds until its PUBREL [MQTT-4.3.3-10]."""
     if packet.qos == QoS.EXACTLY_ONCE:
         if client.receiving is None:
             client.receiving = set()
         client.receiving.add(packet.packet_id)
-        client.acknowledge(PUBREC, packet.packet_id)
+        client.acknowledge(PUBREC, packet.packet_id, core.journal.latest)  # it may not be stored yet
     elif client.version is Version.MQTT_5:
         in_use = PacketIdentifierInUse(f"identifier {packet.packet_id} is held by a QoS 2 message")
         client.send(Puback(packet.packet_id, in_use.reason, client.explain(in_use)))
@@ -167,22 +182,24 @@ def _hold(core: Core, client: Client, session: Session, packet: Publish, message
     """QoS 2: ours from now on, routed on PUBREL (acks.py) [MQTT5 4.3.3]."""
     if message.retain and message.payload and not core.hooks.stores_retained:
         core.retained.check(message)  # PUBCOMP could not refuse it any more
+    before = core.journal.changes
     if not session.hold(packet.packet_id, message):
         raise QuotaExceeded("the byte budget of the broker is spent")
+    after = core.journal.promise(before, message.topic_name)
     if client.receiving is None:
         client.receiving = set()
     client.receiving.add(packet.packet_id)
     if client.version is not Version.MQTT_5 or core.router.matches(message.topic_name):
-        client.acknowledge(PUBREC, packet.packet_id)
+        client.acknowledge(PUBREC, packet.packet_id, after)
     else:
-        client.send(Pubrec(packet.packet_id, ReasonCode.NO_MATCHING_SUBSCRIBERS))
+        client.answer(Pubrec(packet.packet_id, ReasonCode.NO_MATCHING_SUBSCRIBERS), after)
 
 
-def _acknowledge(core: Core, client: Client, packet_id: int, matched: bool) -> None:
+def _acknowledge(client: Client, packet_id: int, matched: bool, after: int, message: Message) -> None:
     if matched or client.version is not Version.MQTT_5:
-        client.acknowledge(PUBACK, packet_id)
+        client.acknowledge(PUBACK, packet_id, after, message)
     else:
-        client.send(Puback(packet_id, ReasonCode.NO_MATCHING_SUBSCRIBERS, NO_PROPERTIES))
+        client.answer(Puback(packet_id, ReasonCode.NO_MATCHING_SUBSCRIBERS), after, message)
 
 
 def refuse_publish(core: Core, client: Client, packet: Publish, message: Message, refusal: MqttError) -> None:

@@ -16,6 +16,7 @@ from broker.errors import (
     QuotaExceeded,
     ReasonCode,
     SharedSubscriptionsNotSupported,
+    StoreUnavailable,
     SubscriptionIdentifiersNotSupported,
     TopicFilterInvalid,
     WildcardSubscriptionsNotSupported,
@@ -46,6 +47,7 @@ async def handle_subscribe(core: Core, client: Client, packet: Subscribe) -> Non
     assert session is not None
     _check_subscribe(core, client, packet)
     decided = await _decide(core, client, session, packet)
+    before = core.journal.changes
     codes: list[int] = []
     granted: list[tuple[Subscription, bool]] = []
     for request, subscription in zip(packet.requests, decided, strict=True):
@@ -55,6 +57,7 @@ async def handle_subscribe(core: Core, client: Client, packet: Subscribe) -> Non
             granted.append((subscription, _subscribe(core, client, session, subscription)))
             codes.append(subscription.qos)
     refused = next((error for error in decided if isinstance(error, MqttError)), None)
+    client.outbound.cork(core.journal.promise(before))
     client.send(Suback(packet.packet_id, codes, client.explain(refused) if refused else NO_PROPERTIES))
     found = [await _retained_for(core, session, *grant) for grant in granted]
     left = AT_ONCE
@@ -80,6 +83,8 @@ async def _decide(
         try:
             if of_all is not None:
                 raise of_all
+            if session.state is not None:
+                core.journal.check()
             subscription = await _allow(core, client, filters, packet, request)
         except MqttError as refusal:
             _check_transient(client, refusal)
@@ -282,16 +287,22 @@ async def handle_unsubscribe(core: Core, client: Client, packet: Unsubscribe) ->
     of_all = _identifier_in_use(client, session, packet.packet_id) or _too_many(core, packet.topic_filters)
     codes: list[int] = []
     refused = of_all
+    before = core.journal.changes
     for topic_filter in packet.topic_filters:
         try:
             if of_all is not None:
                 raise of_all
+            if session.state is not None:
+                core.journal.check()
             codes.append(await _unsubscribe(core, client, session, topic_filter))
         except MqttError as refusal:
             _check_transient(client, refusal)
+            if isinstance(refusal, StoreUnavailable) and client.version is not Version.MQTT_5:
+                raise  # its UNSUBACK could not tell
             refused = refused or refusal
             codes.append(_code(refusal, UNSUBACK_FAILURES))
     properties = client.explain(refused) if refused else NO_PROPERTIES
+    client.outbound.cork(core.journal.promise(before))
     client.send(Unsuback(packet.packet_id, codes, properties))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from broker.errors import StoreError
 from broker.packet.enums import Version
 from broker.packet.message import Message
 from broker.packet.packets import Connect, Properties, SubscribeRequest
@@ -144,6 +145,12 @@ class HookBase:
     def on_dropped(self, client_id: str, message: Message | None, reason: str) -> None:
         """A message was not delivered to *client_id*, for *reason*. Notify all; never waits."""
 
+    def on_store_failed(self, failure: StoreError) -> None:
+        """The store cannot be written any more: what needs it is refused. Notify all; never waits."""
+
+    def on_store_recovered(self) -> None:
+        """The store can be written again. Notify all; never waits."""
+
 
 EVENTS = (
     "on_connect",
@@ -162,4 +169,6 @@ EVENTS = (
     "store_retained",
     "get_retained",
     "on_dropped",
+    "on_store_failed",
+    "on_store_recovered",
 )

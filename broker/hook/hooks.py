@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from broker.errors import BadAuthenticationMethod, ImplementationSpecificError, MqttError
+from broker.errors import BadAuthenticationMethod, ImplementationSpecificError, MqttError, StoreError
 from broker.hook.base import EVENTS, AuthStep, BrokerApi, ClientInfo, HookBase
 from broker.packet.message import Message
 from broker.packet.packets import Connect, SubscribeRequest
@@ -64,6 +64,8 @@ class Hooks:
         self._store_retained = lists["store_retained"]
         self._get_retained = lists["get_retained"]
         self._on_dropped = lists["on_dropped"]
+        self._on_store_failed = lists["on_store_failed"]
+        self._on_store_recovered = lists["on_store_recovered"]
         # What the hot paths ask before they call anything.
         self.greets = bool(self._on_session_created or self._on_session_resumed or self._on_connected)
         self.authenticates = bool(self._on_connect)
@@ -186,11 +188,13 @@ class Hooks:
         await self._tell(self._on_session_ended, client_id)
 
     def on_dropped(self, client_id: str, message: Message | None, reason: str) -> None:
-        for method in self._on_dropped:
-            try:
-                method.call(client_id, message, reason)
-            except Exception:
-                _failed(method)
+        _tell_now(self._on_dropped, client_id, message, reason)
+
+    def on_store_failed(self, failure: StoreError) -> None:
+        _tell_now(self._on_store_failed, failure)
+
+    def on_store_recovered(self) -> None:
+        _tell_now(self._on_store_recovered)
 
     # ---- how a method is called
 
@@ -234,6 +238,14 @@ class Hooks:
                 await self._call(method, *args)
             except Exception:
                 _failed(method)
+
+
+def _tell_now(methods: tuple[Method, ...], *args: Any) -> None:
+    for method in methods:
+        try:
+            method.call(*args)
+        except Exception:
+            _failed(method)
 
 
 def _failed(method: Method) -> None:

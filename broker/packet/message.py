@@ -62,6 +62,8 @@ class Message:
     expires_at: float | None = None
     # What hooks made this message of, for one subscriber; handed on to another one it is made anew.
     original: Message | None = field(default=None, init=False, repr=False, compare=False)
+    # The row of a durable store that holds it; copies of `bare` share it.
+    record: Any = field(default=None, init=False, repr=False, compare=False)
     _size: int = field(default=-1, init=False, repr=False, compare=False)
     _frames: Frames | None = field(default=None, init=False, repr=False, compare=False)
     _block: bytes | None = field(default=None, init=False, repr=False, compare=False)
@@ -85,7 +87,7 @@ class Message:
     def bare(self) -> Message:
         """A copy to keep: without the encoded frames, which can be made again."""
         copy = self.with_()
-        copy.original, copy._size = self.original, self._size
+        copy.original, copy.record, copy._size = self.original, self.record, self._size
         return copy
 
     def with_(self, **changes: Any) -> Message:

@@ -55,9 +55,9 @@ class PacketReader:
         self._version = version
 
     @property
-    def partial(self) -> bool:
-        """Whether an unfinished packet is held."""
-        return bool(self._held)
+    def partial(self) -> int:
+        """Bytes of an unfinished packet that are held; 0: none is."""
+        return len(self._held)
 
     def feed(self, data: bytes) -> list[Packet]:
         """The packets that *data* completes, in order; [] after a breach. Cost: linear in all bytes fed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from broker.errors import ProtocolError
 from broker.packet.enums import PacketType
@@ -39,6 +40,7 @@ class Delivery:
     *share* is the full filter of the shared subscription that chose this session, or empty.
     *counted* says that it holds a slot of the current connection's Receive Maximum, *requested* that
     it is a retained message which a SUBSCRIBE asked for: then *retain* holds for every version.
+    *record*, *row* and *batch* are what a durable store knows it by; the batch is that of its last change.
     """
 
     message: Message
@@ -50,6 +52,14 @@ class Delivery:
     state: State = State.QUEUED
     counted: bool = False
     requested: bool = False
+    record: Any = None
+    row: int = 0
+    batch: int = 0
+
+    def revoke(self) -> None:
+        """The store has refused its message: it is not delivered, unless it was sent already."""
+        if self.record is not None:
+            self.record.session.revoke(self)
 
 
 class Inflight:
@@ -69,6 +79,11 @@ class Inflight:
         self.window = 0
         self.used = 0
         self._last = 0
+
+    def restore(self, delivery: Delivery) -> None:
+        """A delivery that was sent before a restart, in the order of the first sending."""
+        self.entries[delivery.packet_id] = delivery
+        self._last = delivery.packet_id
 
     def open(self, window: int) -> None:
         """A new connection: its quota starts afresh, and all that is unfinished is to be sent again."""

@@ -7,10 +7,12 @@ import secrets
 import string
 from collections.abc import Callable, Collection, Iterator
 
-from broker.session.session import Session, Terms
+from broker.session.session import Session
+from broker.session.terms import Terms
 from broker.session.will import NEVER
 
 AT_ONCE = 10_000  # queued messages that one look at their deadlines may go through
+OVERHEAD = 3000  # bytes that a session and its tables take in the budget, about
 ALPHABET = string.digits + string.ascii_letters
 
 
@@ -78,6 +80,11 @@ class SessionManager:
         """A new, empty session in the place of whatever was there."""
         session = self._sessions[client_id] = Session(client_id, self.terms)
         return session
+
+    @staticmethod
+    def cost(client_id: str, user_name: str | None) -> int:
+        """The bytes that a session with nothing in it takes of the budget."""
+        return len(client_id) + len(user_name or "") + OVERHEAD
 
     def delete(self, session: Session) -> bool:
         """Forget *session*, still full; False when it was gone or replaced already."""

@@ -2,67 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
-from broker.packet.enums import PacketType
+from broker.packet.enums import PacketType, Version
 from broker.packet.message import Message
 from broker.packet.packets import Pubrel
 from broker.session.inflight import Delivery, Inflight, State
+from broker.session.terms import Link, Recorder, Terms
 from broker.session.will import NEVER, PendingWill
-from broker.store.budget import ByteBudget
 from broker.topic.shared import Turn
 from broker.topic.subscription import Subscription
 
 RESERVE = 1 << 16  # bytes that a connected client may be sent when the budget of the process is spent
 FOR_EVER = 0xFFFFFFFF  # the Session Expiry Interval that never ends [MQTT5 3.1.2.11.2]
-
-
-class Link(Protocol):
-    """What a session needs of the client that is connected to it."""
-
-    def publish(
-        self,
-        message: Message,
-        qos: int,
-        retain: bool,
-        identifiers: tuple[int, ...],
-        packet_id: int = 0,
-        dup: bool = False,
-    ) -> bool:
-        """Queue a PUBLISH; False: dropped and counted, for this client only."""
-
-    def send(self, packet: Pubrel) -> None:
-        """Queue a control packet; never dropped."""
-
-    def fits(self, message: Message, qos: int, identifiers: tuple[int, ...]) -> bool:
-        """Whether the client's Maximum Packet Size allows the PUBLISH of *message*."""
-
-    @property
-    def full(self) -> bool:
-        """Its socket takes no more: QoS 1 and 2 had better wait in the session."""
-
-
-def _nobody(session: Session) -> None:
-    """Nobody looks at the deadlines of queues."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Terms:
-    """What all sessions of one broker share."""
-
-    clock: Callable[[], float]
-    budget: ByteBudget
-    dropped: Callable[[str, Message | None, str], None]  # client_id, message, reason
-    expiring: Callable[[Session], None] = _nobody  # `queue_expires_at` of a session came nearer
-    overhead: int = 0  # bytes that the objects around a message or subscription take, in the budget
-    maximum_queued_messages: int = 1000
-    maximum_queued_bytes: int = 1 << 26  # queued, in flight and held, of one session
-    queue_full: str = "drop_newest"
-    queue_qos_0: bool = False
 
 
 class Session:
@@ -71,11 +23,12 @@ class Session:
     A Subscriber: `deliver` is a plain call from the router. `epoch` counts connections; a
     connection that finds another epoch than its own is not the owner any more. `ends_at` and
     `will_due` are deadlines on the clock, NEVER while they do not run. `bytes` is what its messages
-    take of the byte budget, queued, in flight and held; `fixed_bytes` what else it takes.
+    take of the byte budget, queued, in flight and held; `fixed_bytes` what else it takes. With a durable
+    store, `recorder` is told of will and deadlines, and `state` (the same, or None for a session that ends
+    with its connection) of all else.
     """
 
     __slots__ = (
-        "_queued_qos_0",
         "bytes",
         "client_id",
         "disconnect_slow",
@@ -89,9 +42,13 @@ class Session:
         "link",
         "queue",
         "queue_expires_at",
+        "queued_qos_0",
+        "recorder",
+        "state",
         "subscriptions",
         "terms",
         "user_name",
+        "version",
         "will",
         "will_due",
     )
@@ -102,7 +59,7 @@ class Session:
         self.subscriptions: dict[str, Subscription] = {}  # by full Topic Filter
         self.inflight = Inflight()
         self.queue: deque[Delivery] = deque()
-        self._queued_qos_0 = 0  # while any waits, later QoS 0 waits behind it [B12]
+        self.queued_qos_0 = 0  # while any waits, later QoS 0 waits behind it [B12]
         self.bytes = 0
         self.fixed_bytes = 0
         self.queue_expires_at = NEVER  # the earliest deadline in the queue, or earlier
@@ -113,6 +70,9 @@ class Session:
         self.link: Link | None = None
         self.info: object = None  # ClientInfo of the latest connection, for the will's authorization
         self.user_name: str | None = None
+        self.version = Version.MQTT_5  # of the latest connection
+        self.recorder: Recorder | None = None
+        self.state: Recorder | None = None
         self.epoch = 0
         self.keeps_retain = True  # the connected client knows Retain As Published
         self.disconnect_slow = False  # the queue is full and the setting says to disconnect
@@ -134,7 +94,13 @@ class Session:
         self.disconnect_slow = False  # a queue that filled up while nobody was connected
         self.ends_at = self.will_due = NEVER
         self.inflight.open(window)
+        self.note()
         return self.epoch
+
+    def note(self) -> None:
+        """Tell the store of what it knows of this session as such."""
+        if self.recorder is not None:
+            self.recorder.note()
 
     def detach(self, epoch: int) -> bool:
         """The connection of *epoch* is gone; False when another one owns the session by now."""
@@ -152,7 +118,7 @@ class Session:
         retain = message.retain and subscription.retain_as_published
         link = self.link
         if qos == 0:
-            if link is not None and not self._queued_qos_0:
+            if link is not None and not self.queued_qos_0:
                 link.publish(message, 0, retain and self.keeps_retain, subscription.identifiers)
                 return
             if not self.terms.queue_qos_0:
@@ -183,6 +149,8 @@ class Session:
             terms.budget.take_anyway(cost)  # others spent it: who keeps up is served all the same
         alone = self.bytes == 0
         self.bytes += cost
+        if self.state is not None:
+            self.state.kept(delivery)
         if at_once and (alone or self.bytes <= terms.maximum_queued_bytes):
             self._start(delivery)
         else:
@@ -190,7 +158,7 @@ class Session:
 
     def _shed_qos_0(self, cost: int) -> bool:
         """The budget of the process is spent: take *cost* bytes of what queued QoS 0 gives back."""
-        if not self._queued_qos_0:
+        if not self.queued_qos_0:
             return False
         shed = [queued for queued in self.queue if queued.qos == 0]
         self.queue = deque(queued for queued in self.queue if queued.qos)
@@ -209,13 +177,15 @@ class Session:
         link = self.link
         assert link is not None
         message = delivery.message
+        retain = self._retain(delivery)
         if delivery.qos == 0:  # queued while offline
-            self._release(delivery)
-            link.publish(message, 0, self._retain(delivery), delivery.identifiers)
+            link.publish(message, 0, retain, delivery.identifiers, after=self._release(delivery))
             return
         self.inflight.start(delivery)
-        retain = self._retain(delivery)
-        sent = link.publish(message, delivery.qos, retain, delivery.identifiers, delivery.packet_id)
+        after = self._stepped(delivery)
+        sent = link.publish(
+            message, delivery.qos, retain, delivery.identifiers, delivery.packet_id, after=after
+        )
         if not sent:  # too large for this client: counts as completely sent [MQTT-3.1.2-25]
             self.inflight.finish(delivery)
             self._release(delivery)
@@ -236,7 +206,7 @@ class Session:
             return
         delivery.message = message.bare()
         self.queue.append(delivery)
-        self._queued_qos_0 += delivery.qos == 0
+        self.queued_qos_0 += delivery.qos == 0
 
     def _is_full(self, messages: int, more: int = 0) -> bool:
         """Whether *messages* in the queue, and *more* bytes than now, are too many."""
@@ -251,7 +221,7 @@ class Session:
         policy = self.terms.queue_full
         if self.terms.clock() >= self.queue_expires_at:
             self.drop_expired()
-        if self._queued_qos_0:
+        if self.queued_qos_0:
             self._drop_queued_qos_0()
         if policy == "drop_oldest" and delivery.message.size <= self.terms.maximum_queued_bytes:
             while self.queue and self._is_full(len(self.queue) + 1):
@@ -295,14 +265,27 @@ class Session:
         return delivery
 
     def _left_queue(self, delivery: Delivery) -> None:
-        self._queued_qos_0 -= delivery.qos == 0
+        self.queued_qos_0 -= delivery.qos == 0
 
     def _drop(self, delivery: Delivery, reason: str) -> None:
         self._release(delivery)
         self.terms.dropped(self.client_id, delivery.message, reason)
 
-    def _release(self, delivery: Delivery) -> None:
+    def _stepped(self, delivery: Delivery) -> int:
+        """Tell the store of its new state; gives the batch to wait for."""
+        return delivery.record.stepped(delivery) if delivery.record is not None else 0
+
+    def _release(self, delivery: Delivery) -> int:
+        """It is not ours any more; gives the batch to wait for before anything is made of that."""
         self._give(delivery.message.size + self.terms.overhead)
+        return delivery.record.gone(delivery) if delivery.record is not None else 0
+
+    def revoke(self, delivery: Delivery) -> None:
+        """The store refused the message of *delivery*; one that was sent already is completed."""
+        if delivery.state is State.QUEUED and delivery in self.queue:
+            self.queue.remove(delivery)
+            self._left_queue(delivery)
+            self._drop(delivery, "store_failed")
 
     def _give(self, cost: int) -> None:
         self.bytes -= cost
@@ -361,11 +344,15 @@ class Session:
 
     def acknowledge(self, packet_id: int, packet: PacketType, reason_code: int) -> Delivery | None:
         """PUBACK, PUBREC or PUBCOMP from the client. See Inflight.acknowledge."""
+        before = self.inflight.entries.get(packet_id)
+        was = before.state if before is not None else State.DONE
         delivery = self.inflight.acknowledge(packet_id, packet, reason_code)
         if delivery is not None and delivery.state is State.DONE:
             self._release(delivery)
             if self.queue or self.inflight.resend:
                 self.pump()
+        elif delivery is not None and delivery.state is not was:
+            self._stepped(delivery)
         return delivery
 
     # ---- QoS 2 of the client: held from PUBLISH to PUBREL
@@ -378,6 +365,8 @@ class Session:
             return False
         self.bytes += cost
         self.inflight.held[packet_id] = message
+        if self.state is not None:
+            self.state.held(packet_id, message)
         return True
 
     def let_go(self, packet_id: int) -> Message | None:
@@ -385,6 +374,8 @@ class Session:
         message = self.inflight.held.pop(packet_id, None)
         if message is not None:
             self._give(message.size + self.terms.overhead)
+            if self.state is not None:
+                self.state.let_go(packet_id, message)
         return message
 
     # ---- what it takes besides messages
@@ -400,16 +391,20 @@ class Session:
         if topic_filter not in self.subscriptions:
             self.charge(len(topic_filter) + self.terms.overhead)
         self.subscriptions[topic_filter] = subscription
+        if self.state is not None:
+            self.state.subscribed(subscription)
 
     def unsubscribe(self, topic_filter: str) -> bool:
         """Remove a subscription; False if there is none."""
         if self.subscriptions.pop(topic_filter, None) is None:
             return False
         self.charge(-len(topic_filter) - self.terms.overhead)
+        if self.state is not None:
+            self.state.unsubscribed(topic_filter)
         return True
 
     def set_will(self, will: PendingWill | None) -> PendingWill | None:
-        """Put *will* in the place of the one that is pending, which is returned."""
+        """Put *will* in the place of the one that is pending, which is returned; `note` tells the store."""
         before, self.will = self.will, will
         if before is not None:
             self.charge(-before.message.size)
@@ -474,17 +469,26 @@ class Session:
         for packet_id in tuple(self.inflight.held):
             self.let_go(packet_id)
         self.queue.clear()
-        self._queued_qos_0 = 0
+        self.queued_qos_0 = 0
         self.inflight = Inflight()
+        self.forget_state()
         self.subscriptions.clear()
         will = self.will.message.size if self.will is not None else 0
         self.charge(will - self.fixed_bytes)
 
+    def forget_state(self) -> None:
+        """The store is to forget all but the will: the session is over, or ends with its connection."""
+        if self.state is None:
+            return
+        state, self.state = self.state, None
+        for topic_filter in self.subscriptions:
+            state.unsubscribed(topic_filter)
+        for delivery in (*self.queue, *self.inflight.entries.values()):
+            state.gone(delivery)
+        for packet_id, message in self.inflight.held.items():
+            state.let_go(packet_id, message)
+        state.whole = False
+
     def ends_after(self, now: float) -> float:
         """The deadline of a session whose connection closes *now*."""
         return NEVER if self.expiry_interval == FOR_EVER else now + self.expiry_interval
-
-
-def remaining(expires_at: float, now: float) -> int:
-    """Seconds of a Message Expiry Interval that are left, rounded up, never below 0 [MQTT5 3.3.2.3.3]."""
-    return max(0, math.ceil(expires_at - now))

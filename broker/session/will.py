@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from broker.packet.message import Message
@@ -39,3 +40,8 @@ def will_of(packet: Connect) -> PendingWill | None:
 def will_due(will: PendingWill, left_at: float, session_ends_at: float) -> float:
     """When the will is to be published: after its delay, or with the session if that ends earlier."""
     return min(left_at + will.delay, session_ends_at)
+
+
+def remaining(expires_at: float, now: float) -> int:
+    """Seconds of a Message Expiry Interval that are left, rounded up, never below 0 [MQTT5 3.3.2.3.3]."""
+    return max(0, math.ceil(expires_at - now))

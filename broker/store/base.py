@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, NamedTuple, Protocol
 
 from broker.packet.message import Message
 
@@ -38,3 +40,80 @@ class RetainedStore(Protocol):
     @property
     def size(self) -> int:
         """Bytes held."""
+
+
+class Fsync(IntEnum):
+    """What is survived once a commit is reported: `always` also power loss, all of them `kill -9`."""
+
+    NEVER = 0
+    NORMAL = 1
+    ALWAYS = 2
+
+
+class Table(IntEnum):
+    """What a durable store keeps rows of. The number is part of the store format."""
+
+    SESSION = 1
+    SUBSCRIPTION = 2
+    MESSAGE = 3
+    DELIVERY = 4
+    HELD = 5
+    RETAINED = 6
+
+
+class Row(NamedTuple):
+    """One row: its plain values (int, float, str or None) in the order of the table, and its BLOBs."""
+
+    values: tuple[Any, ...]
+    blobs: tuple[bytes, ...] = ()
+
+
+class StoreClock(NamedTuple):
+    """A moment on the clock that deadlines in a store are on, and on the wall clock, both in seconds."""
+
+    time: float
+    wall: float
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one commit writes, all or nothing: rows to put by table and identifier, None to delete."""
+
+    number: int
+    fsync: Fsync = Fsync.NEVER
+    rows: dict[Table, dict[int, Row | None]] = field(default_factory=dict)
+    clock: StoreClock | None = None  # to be noted
+
+    def __len__(self) -> int:
+        return sum(map(len, self.rows.values()))
+
+
+class DurableStore(Protocol):
+    """One file, or whatever else keeps rows beyond the process. Calls block; one thread at a time."""
+
+    path: str
+
+    def open(self) -> StoreClock | None:
+        """Take the lock, check and repair; gives the clock as it was noted last. Raises StoreError."""
+
+    def read(self, table: Table) -> Iterable[tuple[int, Row]]:
+        """All rows in the order of their identifiers."""
+
+    def write(self, batch: Batch) -> None:
+        """Commit *batch* as durably as it says. Raises StoreError, and then nothing of it is stored."""
+
+    def close(self) -> None:
+        """Note that the stop was a clean one, and give the lock back."""
+
+
+Encode = Callable[[Any], Row]  # what is to be stored -> its row, called when the batch is closed
+
+
+class Waiter(Protocol):
+    """Somebody who has promised nothing until a batch is committed."""
+
+    def committed(self, number: int) -> bool:
+        """Every batch up to *number* is as durable as asked for; whether it waits for a later one."""
+
+    def not_committed(self, number: int, failure: Exception) -> bool:
+        """Batch *number* could not be written, and its changes will be tried again; as `committed`."""

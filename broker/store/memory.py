@@ -4,21 +4,46 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from broker.errors import QuotaExceeded
 from broker.packet.message import Message
+from broker.store.base import Row, Table
 from broker.store.budget import ByteBudget
+from broker.store.journal import Journal
 from broker.topic.index import TopicIndex
+
+
+@dataclass(slots=True, eq=False)
+class RetainedRow:
+    """What a durable store is told of one retained message. *before* is what it replaced."""
+
+    store: MemoryRetainedStore
+    message: Message
+    before: Message | None
+
+    def revoke(self) -> None:
+        """The durable store refused the message: the one before is the retained one still."""
+        self.store.revoke(self.message, self.before)
+
+
+def retained_row(source: RetainedRow) -> Row:
+    return Row((source.message.record.id,))
 
 
 class MemoryRetainedStore:
     """Retained messages in a TopicIndex: found by filter without a look at all of them.
 
     Each is kept with the number of the change that put it, so that a walk that was begun earlier
-    knows what is newer than itself. Deadlines wait in a heap; stale entries of it are skipped.
+    knows what is newer than itself. Deadlines wait in a heap; stale entries of it are skipped. With a
+    *journal* that writes, every change is told to it.
     """
 
-    def __init__(self, maximum_messages: int, maximum_bytes: int, budget: ByteBudget) -> None:
+    def __init__(
+        self, maximum_messages: int, maximum_bytes: int, budget: ByteBudget, journal: Journal | None = None
+    ) -> None:
+        self._journal = journal if journal is not None and journal.writes else None
+        self._rows: dict[str, int] = {}  # in the journal, by Topic Name
         self._maximum_messages = maximum_messages
         self._maximum_bytes = maximum_bytes
         self._budget = budget
@@ -33,12 +58,45 @@ class MemoryRetainedStore:
     def put(self, message: Message, *, owned: bool = False) -> None:
         """Store or replace; see RetainedStore."""
         growth = self._growth(message) if owned else self.check(message)
+        if self._journal is not None:
+            self._note(self._journal, message)
+        self._keep(message, growth)
+
+    def _keep(self, message: Message, growth: int) -> None:
         self._budget.take_anyway(growth)
         self._changes += 1
         self._index.set(message.topic_name, (self._changes, message.bare()))
         self.size += growth
         if message.expires_at is not None:
             self._note_deadline(message.expires_at, message.topic_name)
+
+    def _note(self, journal: Journal, message: Message) -> None:
+        """Tell the journal that *message* takes the place of what is there."""
+        topic_name = message.topic_name
+        number, old = self._rows.get(topic_name), self._index.get(topic_name)
+        new = number is None
+        if number is None:
+            number = self._rows[topic_name] = journal.new_id()
+        journal.refer(message)
+        source = RetainedRow(self, message.bare(), old[1] if old else None)
+        journal.put(Table.RETAINED, number, retained_row, source, new=new)
+        if old is not None:
+            journal.let_go(old[1])
+
+    def restore(self, number: int, message: Message) -> None:
+        """A message that the durable store has in row *number*."""
+        self._rows[message.topic_name] = number
+        self._keep(message, self._growth(message))
+
+    def revoke(self, message: Message, before: Message | None) -> None:
+        """Put *before* in the place of *message*, if that is there still."""
+        stored = self._index.get(message.topic_name)
+        if stored is None or stored[1].record is not message.record:
+            return
+        if before is None:
+            self.delete(message.topic_name)
+        else:
+            self.put(before, owned=True)
 
     def _note_deadline(self, when: float, topic_name: str) -> None:
         heapq.heappush(self._deadlines, (when, self._changes, topic_name))
@@ -70,6 +128,9 @@ class MemoryRetainedStore:
         """Forget the message of *topic_name*, if there is one."""
         old = self._index.pop(topic_name)
         if old is not None:
+            if self._journal is not None:
+                self._journal.delete(Table.RETAINED, self._rows.pop(topic_name))
+                self._journal.let_go(old[1])
             self.size -= old[1].size
             self._budget.give(old[1].size)
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from broker.packet.message import Message
 from broker.packet.packets import Pubrel
 from broker.session.inflight import Inflight
-from broker.session.session import Session, Terms
+from broker.session.session import Session
+from broker.session.terms import Terms
 from broker.store.budget import ByteBudget
 from broker.topic.subscription import Subscription
 from tests.peer import Clock
@@ -41,6 +42,7 @@ class FakeLink:
         identifiers: tuple[int, ...],
         packet_id: int = 0,
         dup: bool = False,
+        after: int = 0,
     ) -> bool:
         if message.payload in self.too_large:
             return False

@@ -12,8 +12,8 @@ from broker.packet.enums import PacketType
 from broker.packet.message import Message
 from broker.packet.packets import Pubrel
 from broker.session.inflight import State
-from broker.session.session import FOR_EVER, RESERVE, Session, remaining
-from broker.session.will import NEVER
+from broker.session.session import FOR_EVER, RESERVE, Session
+from broker.session.will import NEVER, remaining
 from broker.topic.shared import Turn
 from broker.topic.subscription import Subscription
 from tests.session.make import Bench, FakeLink, Sent, message

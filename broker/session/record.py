@@ -1,0 +1,163 @@
+"""SessionRecord: what a durable store knows of one session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.packet.message import Message
+from broker.session.inflight import Delivery
+from broker.session.session import Session
+from broker.session.will import NEVER
+from broker.store.base import Row, Table
+from broker.store.journal import Journal
+from broker.topic.subscription import Subscription
+
+
+class SessionRecord:
+    """The rows of one session: itself with its will, subscriptions, deliveries, and what it holds.
+
+    A Recorder. Told of every change by the Session, plain calls that never wait. A session that ends with its
+    connection has only the one row, and that while it has a will: after a crash the will is published.
+    """
+
+    __slots__ = ("_filters", "_held", "id", "journal", "session", "stored", "whole", "will")
+
+    def __init__(self, session: Session, journal: Journal, whole: bool, stored_as: int = 0) -> None:
+        """*stored_as* is the row that the store has of it already."""
+        self.session = session
+        self.journal = journal
+        self.whole = whole  # all of the session is stored, not its will alone
+        self.id = stored_as or journal.new_id()
+        self.stored = stored_as > 0  # there is a row of the session itself
+        self.will = session.will if stored_as else None  # as stored
+        self._filters: dict[str, int] = {}
+        self._held: dict[int, int] = {}
+
+    # ---- the session itself
+
+    def note(self) -> None:
+        """Bring the row into line with the session."""
+        session, journal = self.session, self.journal
+        will, before = session.will, self.will
+        if will is not before:
+            if will is not None:
+                journal.refer(will.message)
+            if before is not None:
+                journal.let_go(before.message)
+            self.will = will
+        if self.whole or will is not None:
+            journal.put(Table.SESSION, self.id, session_row, self, new=not self.stored)
+            self.stored = True
+        elif self.stored:
+            journal.delete(Table.SESSION, self.id)
+            self.stored = False
+
+    # ---- subscriptions
+
+    def subscribed(self, subscription: Subscription) -> None:
+        number = self._filters.get(subscription.topic_filter)
+        new = number is None
+        if number is None:
+            number = self._filters[subscription.topic_filter] = self.journal.new_id()
+        self.journal.put(Table.SUBSCRIPTION, number, subscription_row, (self.id, subscription), new=new)
+
+    def unsubscribed(self, topic_filter: str) -> None:
+        self.journal.delete(Table.SUBSCRIPTION, self._filters.pop(topic_filter))
+
+    # ---- deliveries
+
+    def kept(self, delivery: Delivery) -> None:
+        """The session owns *delivery* from now on."""
+        journal = self.journal
+        journal.refer(delivery.message)
+        delivery.record = self
+        delivery.row = journal.new_id()
+        delivery.batch = journal.number
+        journal.put(Table.DELIVERY, delivery.row, delivery_row, delivery, new=True)
+
+    def stepped(self, delivery: Delivery) -> int:
+        """Its Packet Identifier or state has changed; the batch to wait for before others see it; 0: none.
+
+        A delivery that is not on its way to the disk yet was promised to nobody: QoS 1 goes out at once.
+        """
+        journal = self.journal
+        journal.put(Table.DELIVERY, delivery.row, delivery_row, delivery)
+        if delivery.qos == 1 and delivery.batch == journal.number:
+            return 0
+        delivery.batch = journal.number
+        return journal.promise(-1, delivery.message.topic_name)
+
+    def gone(self, delivery: Delivery) -> int:
+        """Completed, dropped or handed on."""
+        self.journal.delete(Table.DELIVERY, delivery.row)
+        self.journal.let_go(delivery.message)
+        delivery.record = None
+        return self.journal.latest
+
+    # ---- QoS 2 of the client
+
+    def held(self, packet_id: int, message: Message) -> None:
+        self.journal.refer(message)
+        number = self._held[packet_id] = self.journal.new_id()
+        self.journal.put(Table.HELD, number, held_row, (self.id, packet_id, message), new=True)
+
+    def let_go(self, packet_id: int, message: Message) -> None:
+        self.journal.delete(Table.HELD, self._held.pop(packet_id))
+        self.journal.let_go(message)
+
+    # ---- after a restart
+
+    def restored_subscription(self, number: int, topic_filter: str) -> None:
+        self._filters[topic_filter] = number
+
+    def restored_held(self, number: int, packet_id: int) -> None:
+        self._held[packet_id] = number
+
+
+def record_session(session: Session, journal: Journal) -> None:
+    """A connection has just set what *session* is: what of it the store is to know from now on."""
+    whole = session.expiry_interval > 0
+    if not whole:
+        session.forget_state()
+    if not journal.writes or (session.recorder is None and not whole and session.will is None):
+        return
+    record = session.recorder
+    if record is None:
+        record = session.recorder = SessionRecord(session, journal, whole)
+    session.state = record if whole else None
+
+
+def session_row(record: SessionRecord) -> Row:
+    session, offset, will = record.session, record.journal.offset, record.will
+    values: tuple[Any, ...] = (
+        session.client_id,
+        session.user_name,
+        int(session.version),
+        session.expiry_interval,
+        int(record.whole),
+        int(session.connected),
+        None if session.ends_at == NEVER else session.ends_at + offset,
+        None if will is None else will.message.record.id,
+        0 if will is None else will.delay,
+        None if session.will_due == NEVER else session.will_due + offset,
+    )
+    return Row(values)
+
+
+def subscription_row(source: tuple[int, Subscription]) -> Row:
+    number, held = source
+    identifier = held.identifiers[0] if held.identifiers else 0
+    flags = (held.qos, int(held.no_local), int(held.retain_as_published), held.retain_handling)
+    return Row((number, held.topic_filter, *flags, identifier, held.share_name))
+
+
+def delivery_row(delivery: Delivery) -> Row:
+    identifiers = ",".join(map(str, delivery.identifiers))
+    flags = (delivery.qos, int(delivery.retain), int(delivery.requested), identifiers, delivery.share)
+    numbers = (delivery.record.id, delivery.message.record.id)
+    return Row((*numbers, *flags, delivery.packet_id, int(delivery.state)))
+
+
+def held_row(source: tuple[int, int, Message]) -> Row:
+    session, packet_id, message = source
+    return Row((session, packet_id, message.record.id))

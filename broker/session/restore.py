@@ -1,0 +1,172 @@
+"""Sessions and retained messages as a durable store has them, after a restart [MQTT5 4.1]."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from broker.errors import MqttError
+from broker.packet.enums import Version
+from broker.packet.message import Message
+from broker.session.inflight import Delivery, State
+from broker.session.manager import SessionManager
+from broker.session.record import SessionRecord
+from broker.session.session import Session
+from broker.session.will import NEVER, PendingWill
+from broker.store.base import DurableStore, Table
+from broker.store.journal import Journal, MessageRecord
+from broker.store.memory import MemoryRetainedStore
+from broker.store.schema import message_of
+from broker.topic.subscription import Subscription
+from broker.topic.tree import SubscriptionTree
+
+log = logging.getLogger("broker.store")
+
+TURN = 1000  # rows that are read before others have a turn
+
+
+class Restore:
+    """Reads a store into memory, once, before anybody is connected.
+
+    `steps` does it little by little. Afterwards *connected* are the sessions that were connected when the
+    broker ended without a stop, and rows that belong to nothing (a bug, or
+    what a salvage could not save) are counted in `orphans` and deleted.
+    """
+
+    def __init__(
+        self,
+        store: DurableStore,
+        journal: Journal,
+        sessions: SessionManager,
+        tree: SubscriptionTree[Any],
+        retained: MemoryRetainedStore,
+    ) -> None:
+        self._store = store
+        self._journal = journal
+        self._sessions = sessions
+        self._tree = tree
+        self._retained = retained
+        self._messages: dict[int, Message] = {}
+        self._by_row: dict[int, tuple[Session, SessionRecord]] = {}
+        self.connected: list[Session] = []
+        self.orphans: list[tuple[Table, int]] = []
+
+    def steps(self) -> Iterator[None]:
+        """Read everything, the journal's clock being set; each step is short."""
+        readers = {
+            Table.MESSAGE: self._message,
+            Table.SESSION: self._session,
+            Table.SUBSCRIPTION: self._subscription,
+            Table.DELIVERY: self._delivery,
+            Table.HELD: self._held,
+            Table.RETAINED: self._retain,
+        }
+        for table, read in readers.items():
+            for count, (number, row) in enumerate(self._store.read(table)):
+                self._journal.known(number)
+                try:
+                    read(number, row if table is Table.MESSAGE else row.values)
+                except (KeyError, ValueError, TypeError, MqttError) as error:
+                    log.error("%s: row %d of %s left out: %r", self._store.path, number, table.name, error)
+                    self.orphans.append((table, number))
+                if count % TURN == 0:
+                    yield
+
+    def finish(self) -> None:
+        """Delete what nothing holds. The journal must have been started."""
+        for table, number in self.orphans:
+            self._journal.delete(table, number)
+        for number, message in self._messages.items():
+            if not message.record.references:
+                self._journal.delete(Table.MESSAGE, number)
+        sessions, retained = len(self._by_row), len(self._retained)
+        log.info("%s: %d sessions, %d retained messages", self._store.path, sessions, retained)
+
+    def _message(self, number: int, row: Any) -> None:
+        message = self._messages[number] = message_of(row, self._journal.offset)
+        message.record = MessageRecord(number)
+
+    def _take(self, number: int) -> Message:
+        message = self._messages[number]
+        message.record.references += 1
+        return message
+
+    def _session(self, number: int, values: tuple[Any, ...]) -> None:
+        client_id, user_name, version, interval, whole, connected, ends_at, will, delay, will_due = values
+        session = self._sessions.create(client_id)
+        session.charge(self._sessions.cost(client_id, user_name))
+        session.user_name, session.expiry_interval = user_name, interval
+        session.version = Version(version)
+        offset = self._journal.offset
+        session.ends_at = NEVER if ends_at is None else ends_at - offset
+        if will is not None:
+            session.set_will(PendingWill(self._take(will), delay))
+            if not connected:  # without a time it was about to be published
+                session.will_due = 0.0 if will_due is None else will_due - offset
+        record = SessionRecord(session, self._journal, bool(whole), number)
+        session.recorder, session.state = record, record if whole else None
+        self._by_row[number] = (session, record)
+        if connected:
+            self.connected.append(session)
+        self._sessions.note_deadlines(session)
+
+    def _subscription(self, number: int, values: tuple[Any, ...]) -> None:
+        owner, topic_filter, qos, no_local, as_published, handling, identifier, share_name = values
+        session, record = self._by_row[owner]
+        identifiers = (identifier,) if identifier else ()
+        subscription = Subscription(
+            topic_filter, qos, bool(no_local), bool(as_published), handling, identifiers, share_name
+        )
+        record.restored_subscription(number, topic_filter)
+        session.state = None  # the store knows of it already
+        session.subscribe(subscription)
+        session.state = record
+        self._tree.subscribe(session, subscription)
+
+    def _delivery(self, number: int, values: tuple[Any, ...]) -> None:
+        owner, message, qos, retain, requested, identifiers, share, packet_id, state = values
+        session, record = self._by_row[owner]
+        delivery = Delivery(
+            self._take(message),
+            qos,
+            bool(retain),
+            tuple(map(int, identifiers.split(","))) if identifiers else (),
+            share,
+            packet_id,
+            State(state),
+            requested=bool(requested),
+        )
+        delivery.record, delivery.row = record, number
+        _charge(session, delivery.message)
+        _put_back(session, delivery)
+
+    def _held(self, number: int, values: tuple[Any, ...]) -> None:
+        owner, packet_id, message = values
+        session, record = self._by_row[owner]
+        record.restored_held(number, packet_id)
+        held = session.inflight.held[packet_id] = self._take(message)
+        _charge(session, held)
+
+    def _retain(self, number: int, values: tuple[Any, ...]) -> None:
+        self._retained.restore(number, self._take(values[0]))
+
+
+def _charge(session: Session, message: Message) -> None:
+    """Count *message* as the session does, above the limits if it must be."""
+    cost = message.size + session.terms.overhead
+    session.bytes += cost
+    session.terms.budget.take_anyway(cost)
+
+
+def _put_back(session: Session, delivery: Delivery) -> None:
+    """Into the queue or in flight, in the order of the rows."""
+    if delivery.state is not State.QUEUED:
+        session.inflight.restore(delivery)
+        return
+    session.queue.append(delivery)
+    session.queued_qos_0 += delivery.qos == 0
+    expires_at = delivery.message.expires_at
+    if expires_at is not None and expires_at < session.queue_expires_at:
+        session.queue_expires_at = expires_at
+        session.terms.expiring(session)

@@ -1,0 +1,86 @@
+"""What a session shares with all others, and what it needs of the world around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from broker.packet.message import Message
+from broker.packet.packets import Pubrel
+from broker.session.inflight import Delivery
+from broker.store.budget import ByteBudget
+from broker.topic.subscription import Subscription
+
+
+class Link(Protocol):
+    """What a session needs of the client that is connected to it."""
+
+    def publish(
+        self,
+        message: Message,
+        qos: int,
+        retain: bool,
+        identifiers: tuple[int, ...],
+        packet_id: int = 0,
+        dup: bool = False,
+        after: int = 0,
+    ) -> bool:
+        """Queue a PUBLISH; False: dropped and counted, for this client only.
+
+        It leaves when batch *after* of the journal is committed; 0: at once.
+        """
+
+    def send(self, packet: Pubrel) -> None:
+        """Queue a control packet; never dropped."""
+
+    def fits(self, message: Message, qos: int, identifiers: tuple[int, ...]) -> bool:
+        """Whether the client's Maximum Packet Size allows the PUBLISH of *message*."""
+
+    @property
+    def full(self) -> bool:
+        """Its socket takes no more: QoS 1 and 2 had better wait in the session."""
+
+
+class Recorder(Protocol):
+    """What a session tells a durable store: every change of its state, before anybody else sees it."""
+
+    whole: bool
+
+    def note(self) -> None:
+        """Will, deadlines, owner or interval have changed."""
+
+    def subscribed(self, subscription: Subscription) -> None: ...
+
+    def unsubscribed(self, topic_filter: str) -> None: ...
+
+    def kept(self, delivery: Delivery) -> None: ...
+
+    def stepped(self, delivery: Delivery) -> int:
+        """It was sent or released; gives the batch that must be committed before that leaves, or 0."""
+
+    def gone(self, delivery: Delivery) -> int:
+        """It is not ours any more; as `stepped`."""
+
+    def held(self, packet_id: int, message: Message) -> None: ...
+
+    def let_go(self, packet_id: int, message: Message) -> None: ...
+
+
+def _nobody(session: Any) -> None:
+    """Nobody looks at the deadlines of queues."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Terms:
+    """What all sessions of one broker share."""
+
+    clock: Callable[[], float]
+    budget: ByteBudget
+    dropped: Callable[[str, Message | None, str], None]  # client_id, message, reason
+    expiring: Callable[[Any], None] = _nobody  # `queue_expires_at` of a session came nearer
+    overhead: int = 0  # bytes that the objects around a message or subscription take, in the budget
+    maximum_queued_messages: int = 1000
+    maximum_queued_bytes: int = 1 << 26  # queued, in flight and held, of one session
+    queue_full: str = "drop_newest"
+    queue_qos_0: bool = False

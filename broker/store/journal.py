@@ -1,0 +1,449 @@
+"""Journal: changes of durable state on their way to the disk, and the one place where promises wait."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from broker.errors import StoreError, StoreUnavailable
+from broker.packet.message import Message
+from broker.store.base import Batch, DurableStore, Encode, Fsync, StoreClock, Table, Waiter
+from broker.store.schema import message_row
+from broker.topic.match import match
+from broker.topic.name import split_share
+
+log = logging.getLogger("broker.store")
+
+RETRY = 1.0  # seconds between two tries while the store cannot be written
+NOTE = 1.0  # seconds between two notes of the clock
+GIVE_WAY = 0.001  # seconds after which a busy event loop lets the writer have the interpreter
+GIVEN = 0.0001  # seconds for which it does
+REMEMBERED = 10_000  # Topic Names whose level is remembered
+
+Changes = dict[Table, dict[int, "tuple[Encode, Any] | None"]]
+
+
+class MessageRecord:
+    """The row of one Message, shared by all that hold it: queues, in-flight tables, retained store."""
+
+    __slots__ = ("id", "references")
+
+    def __init__(self, number: int) -> None:
+        self.id = number
+        self.references = 0
+
+
+class Levels:
+    """How durable a message of each topic must be before it is acknowledged."""
+
+    def __init__(self, default: Fsync, by_filter: tuple[tuple[str, Fsync], ...] = ()) -> None:
+        self.default = default
+        self._by_filter = by_filter
+        self._known: dict[str, Fsync] = {}
+        asked = {default, *(level for _, level in by_filter)}
+        # Commits that nobody waits for: without any sync only if no message asks for more.
+        self.lowest = Fsync.NEVER if asked == {Fsync.NEVER} else Fsync.NORMAL
+
+    def of(self, topic_name: str) -> Fsync:
+        """The level of the first filter that matches, else the default."""
+        if not self._by_filter:
+            return self.default
+        level = self._known.get(topic_name)
+        if level is None:
+            found = (level for topic_filter, level in self._by_filter if match(topic_filter, topic_name))
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            level = self._known[topic_name] = next(found, self.default)
+        return level
+
+
+def levels_of(fsync: str, fsync_for: tuple[str, ...]) -> Levels:
+    """*fsync_for* are texts `filter=level`; the last `=` divides."""
+    pairs = (text.rpartition("=") for text in fsync_for)
+    by_filter = tuple((split_share(name)[1], Fsync[level.upper()]) for name, _, level in pairs)
+    return Levels(Fsync[fsync.upper()], by_filter)
+
+
+class Journal:
+    """Collects changes in an open batch while the writer thread commits the one before.
+
+    Belongs to the event loop's thread. There is no timer: a batch is closed when the writer is free, so
+    it is as large as what came meanwhile. What is put and deleted again in the same batch is never
+    written. Whoever may not say something before it is stored asks `promise` for the number of the
+    batch and waits with `wait`; all of them are told in `_release`, and nowhere else.
+
+    Without a store nothing is ever put, and nobody waits.
+    """
+
+    def __init__(self, store: DurableStore | None, levels: Levels, clock: Callable[[], float]) -> None:
+        self.store = store
+        self.levels = levels
+        self._clock = clock
+        self._wall: Callable[[], float] = lambda: 0.0
+        self.offset = 0.0  # what the store's clock is ahead of ours
+        self.number = 1  # of the open batch
+        self.changes = 0  # puts and deletes, ever: whoever compares two looks knows whether there were any
+        self.done = 0  # the newest batch that is committed, and with it all before
+        self.latest = 0  # the newest batch with changes that is not committed; 0: all are
+        self.failure: StoreError | None = None
+        self.told: Callable[[StoreError | None], None] = lambda failure: None  # of a failure, and of its end
+        self.commits = self.rows = self.failures = 0
+        self._last_id = 0
+        self._open: Changes = {table: {} for table in Table}
+        self._fresh: dict[Table, set[int]] = {table: set() for table in Table}  # not on disk, not on its way
+        self._fsync = Fsync.NEVER
+        self._on_its_way = (self._open, self._fresh, self._fsync)
+        self._failed: dict[MessageRecord, list[Any]] = {}  # while waiters are told: what holds a message
+        self._waiting: dict[Waiter, None] = {}
+        self._noted_at = 0.0
+        self._writer: Writer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._busy = False  # the writer has a batch
+        self._due = False  # a hand-over is scheduled
+        self._giving_way = False
+
+    # ---- life
+
+    def start(self, noted: StoreClock | None, wall: Callable[[], float]) -> None:
+        """The store is open: its clock goes on from where it was *noted*, with the time in between.
+
+        A wall clock that went back meanwhile counts as no time; one that jumps later changes nothing.
+        """
+        assert self.store is not None
+        self._wall, now = wall, wall()
+        time = now if noted is None else noted.time + max(0.0, now - noted.wall)
+        self.offset = time - self._clock()
+        self._loop = asyncio.get_running_loop()
+        self._writer = Writer(self.store, self._loop, self._written)
+        self._writer.start()
+
+    async def stop(self) -> None:
+        """Commit what is open, note the time, close the store. What cannot be written is logged."""
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        await writer.idle()
+        self._busy = True
+        self._noted_at = 0.0
+        writer.submit(self._close_batch())
+        await writer.idle()
+        if self.failure is not None:
+            log.error("stopped with changes that are not stored, and were not acknowledged")
+        await writer.close()
+
+    @property
+    def writes(self) -> bool:
+        """Whether there is a store."""
+        return self.store is not None
+
+    def gauges(self) -> dict[str, int | str]:
+        """What `$SYS` says of the store."""
+        if self.store is None:
+            return {}
+        return {
+            "store/state": "ok" if self.failure is None else f"failed: {self.failure}",
+            "store/commits": self.commits,
+            "store/rows": self.rows,
+            "store/failures": self.failures,
+            "store/waiting": len(self._waiting),
+        }
+
+    # ---- changes
+
+    def known(self, number: int) -> None:
+        """The store has a row *number* already."""
+        self._last_id = max(self._last_id, number)
+
+    def new_id(self) -> int:
+        """A row identifier that was never used; they grow."""
+        self._last_id += 1
+        return self._last_id
+
+    def put(self, table: Table, number: int, encode: Encode, source: Any, *, new: bool = False) -> None:
+        """Write the row that *encode* makes of *source* when the batch is closed; *new*: there is none yet."""
+        rows = self._open[table]
+        if new:
+            self._fresh[table].add(number)
+        rows[number] = (encode, source)
+        self._changed()
+
+    def delete(self, table: Table, number: int) -> None:
+        """Delete a row; one that is new in this batch costs nothing."""
+        fresh = self._fresh[table]
+        if number in fresh:
+            fresh.remove(number)
+            del self._open[table][number]
+            self.changes += 1
+            return
+        self._open[table][number] = None
+        self._changed()
+
+    def _changed(self) -> None:
+        self.changes += 1
+        self.latest = self.number
+        self._schedule()
+
+    def refer(self, message: Message) -> int:
+        """One more holds *message*; gives its row."""
+        record = message.record
+        if record is None:
+            record = message.record = MessageRecord(self.new_id())
+            self.put(Table.MESSAGE, record.id, self._message_row, message, new=True)
+        elif record.references == 0:  # let go and taken up again
+            self.put(Table.MESSAGE, record.id, self._message_row, message)
+        record.references += 1
+        number: int = record.id
+        return number
+
+    def let_go(self, message: Message) -> None:
+        """One less holds *message*; its row goes with the last."""
+        record = message.record
+        record.references -= 1
+        if record.references == 0:
+            self.delete(Table.MESSAGE, record.id)
+
+    def _message_row(self, message: Message) -> Any:
+        return message_row(message, self.offset)
+
+    # ---- promises
+
+    def promise(self, before: int, topic_name: str | None = None) -> int:
+        """The batch that must be committed before what changed since *before* is acknowledged; 0: none.
+
+        *before* is an earlier look at `changes`. The batch becomes as durable as *topic_name* asks for.
+        """
+        if self.changes == before:
+            return 0
+        if self.latest != self.number:
+            return self.latest
+        level = self.levels.default if topic_name is None else self.levels.of(topic_name)
+        if level > self._fsync:
+            self._fsync = level
+        return self.number
+
+    def wait(self, waiter: Waiter) -> None:
+        """Tell *waiter* of every commit until it says that it waits no more."""
+        self._waiting[waiter] = None
+        self._schedule()
+
+    async def settle(self, number: int) -> None:
+        """Wait for the commit of batch *number*. Raises StoreUnavailable when it fails."""
+        if number > self.done:
+            settling = Settling(number, asyncio.get_running_loop().create_future())
+            self.wait(settling)
+            await settling.future
+
+    # ---- the writer
+
+    def _schedule(self) -> None:
+        """Hand over at the end of this turn of the loop, unless that is seen to already."""
+        if not (self._due or self._busy or self.failure or self._loop is None):
+            self._due = True
+            self._loop.call_soon(self._hand_over)
+
+    def _hand_over(self) -> None:
+        """The writer is free: it gets what is open, if anything is."""
+        self._due = False
+        if self._busy or self._writer is None:
+            return
+        if not any(self._open.values()) and self.failure is None:  # all of it was deleted again
+            self.number += 1
+            self._fsync = Fsync.NEVER
+            self._release(self.number - 1)
+            return
+        self._busy = True
+        self._writer.submit(self._close_batch())
+        if not self._giving_way:
+            self._give_way()
+
+    def _close_batch(self) -> Batch:
+        now = self._clock()
+        batch = Batch(self.number, self._fsync)
+        for table, changes in self._open.items():
+            if changes:
+                batch.rows[table] = {
+                    number: None if change is None else change[0](change[1])
+                    for number, change in changes.items()
+                }
+        if now - self._noted_at >= NOTE or not self._noted_at:
+            self._noted_at = now
+            batch.clock = StoreClock(now + self.offset, self._wall())
+        self._on_its_way = (self._open, self._fresh, self._fsync)
+        self._open = {table: {} for table in Table}
+        self._fresh = {table: set() for table in Table}
+        self._fsync = Fsync.NEVER
+        self.number += 1
+        return batch
+
+    def _give_way(self) -> None:
+        """Let a waiting writer have the interpreter for a moment.
+
+        A loop that is busy with sockets takes the interpreter lock back before the woken writer gets it:
+        one commit took 110 ms then, and takes 0.4 ms with this (CPython 3.11, 2 cores).
+        """
+        writer, loop = self._writer, self._loop
+        self._giving_way = False
+        if self._busy and writer is not None and loop is not None:
+            self._giving_way = True
+            writer.let_work(GIVEN)
+            loop.call_later(GIVE_WAY, self._give_way)
+
+    def _written(self, batch: Batch, failure: StoreError | None) -> None:
+        """The writer is done with *batch*, in the event loop's thread."""
+        self._busy = False
+        changes, fresh, fsync = self._on_its_way
+        if failure is not None:
+            self._merge(changes, fresh, fsync)
+            self._fail(batch.number, failure, changes)
+            return
+        self.commits += 1
+        self.rows += len(batch)
+        recovered, self.failure = self.failure is not None, None
+        if recovered:
+            log.warning("the store can be written again")
+            self.told(None)
+        self._release(batch.number)
+        if any(self._open.values()) or self._waiting:
+            self._hand_over()
+
+    def _release(self, number: int) -> None:
+        """THE place where promises are kept: all that waited for batch *number* may go out now."""
+        self.done = number
+        if self.latest <= number:
+            self.latest = 0
+        for waiter in tuple(self._waiting):
+            if not waiter.committed(number):
+                del self._waiting[waiter]
+
+    # ---- failure
+
+    def _merge(self, changes: Changes, fresh: dict[Table, set[int]], fsync: Fsync) -> None:
+        """What could not be written goes into the open batch, below what has changed since."""
+        for table, before in changes.items():
+            since, new = self._open[table], fresh[table]
+            for number, change in before.items():
+                if number not in since:
+                    since[number] = change
+                    if number in new:
+                        self._fresh[table].add(number)
+                elif number in new:
+                    if since[number] is None:
+                        del since[number]
+                    else:
+                        self._fresh[table].add(number)
+        self._fsync = max(self._fsync, fsync)
+        if any(self._open.values()):
+            self.latest = self.number
+
+    def _fail(self, number: int, failure: StoreError, changes: Changes) -> None:
+        self.failures += 1
+        if self.failure is None:
+            log.error("%s; until then what needs the store is refused", failure)
+            self.told(failure)
+        self.failure = failure
+        for table in (Table.DELIVERY, Table.RETAINED):
+            for _, source in filter(None, changes[table].values()):
+                self._failed.setdefault(source.message.record, []).append(source)
+        error = StoreUnavailable(failure)
+        for waiter in tuple(self._waiting):
+            if not waiter.not_committed(number, error):
+                self._waiting.pop(waiter, None)
+        self._failed.clear()
+        if self._loop is not None:
+            self._loop.call_later(RETRY, self._hand_over)
+
+    def revoke(self, message: Message) -> None:
+        """While waiters are told of a failure: *message*, which is refused now, leaves what held it."""
+        for source in self._failed.pop(message.record, ()):
+            source.revoke()
+
+    def check(self) -> None:
+        """Raises StoreUnavailable while the store cannot be written."""
+        if self.failure is not None:
+            raise StoreUnavailable(self.failure)
+
+
+class Settling:
+    """A coroutine that waits for one batch."""
+
+    def __init__(self, number: int, future: asyncio.Future[None]) -> None:
+        self._number = number
+        self.future = future
+
+    def committed(self, number: int) -> bool:
+        if number < self._number:
+            return True
+        if not self.future.done():
+            self.future.set_result(None)
+        return False
+
+    def not_committed(self, number: int, failure: Exception) -> bool:
+        if number < self._number:
+            return True
+        if not self.future.done():
+            self.future.set_exception(failure)
+        return False
+
+
+class Writer(threading.Thread):
+    """The thread that commits: one batch at a time, each answered in the event loop's thread."""
+
+    def __init__(
+        self,
+        store: DurableStore,
+        loop: asyncio.AbstractEventLoop,
+        written: Callable[[Batch, StoreError | None], None],
+    ) -> None:
+        super().__init__(name="pybroker-store", daemon=True)
+        self._store = store
+        self._loop = loop
+        self._answer = written
+        self._batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._working = threading.Lock()  # held from the hand-over to the answer
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def submit(self, batch: Batch) -> None:
+        """Commit *batch*; the writer must be idle."""
+        self._idle.clear()
+        self._working.acquire()
+        self._batches.put(batch)
+
+    def let_work(self, seconds: float) -> None:
+        """Give the interpreter away until the batch is done, for *seconds* at most."""
+        if self._working.acquire(timeout=seconds):
+            self._working.release()
+
+    async def idle(self) -> None:
+        """Wait until the last batch is answered."""
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """Close the store and end the thread."""
+        self._batches.put(None)
+        await asyncio.to_thread(self.join)
+
+    def run(self) -> None:
+        while (batch := self._batches.get()) is not None:
+            failure: StoreError | None = None
+            try:
+                self._store.write(batch)
+            except StoreError as error:
+                failure = error
+            except Exception as error:
+                log.exception("unexpected error in the store")
+                failure = StoreError(f"{self._store.path}: {error}")
+            self._working.release()
+            self._loop.call_soon_threadsafe(self._done, batch, failure)
+        try:
+            self._store.close()
+        except StoreError as error:
+            log.error("%s", error)
+
+    def _done(self, batch: Batch, failure: StoreError | None) -> None:
+        self._idle.set()
+        self._answer(batch, failure)
