@@ -24,7 +24,6 @@ AT_ONCE = 16 * 1024 * 1024  # bytes of BLOBs for one statement; a larger batch t
 PROBE = 65536  # bytes that must fit before a store that was full is tried with messages again
 FULL = ("SQLITE_FULL",)
 
-BLOBS, VALUES = 2, 10  # the most of each that any table has
 
 
 def connect(path: str, mode: str = "rwc") -> sqlite3.Connection:
@@ -38,9 +37,10 @@ def connect(path: str, mode: str = "rwc") -> sqlite3.Connection:
 class SqliteStore:
     """One file and its lock. A DurableStore: `open`, then `read`, then `write` from one thread, `close`.
 
-    A batch is one statement: an INSERT into a view whose triggers put and delete in the tables. Each
-    statement gives the interpreter lock away and must get it back, which under load costs more than
-    all the rows of a batch (1,000 rows, busy loop: 20 ms with two `executemany`, 4 ms so; 2 cores).
+    A batch is one statement: an INSERT into a view whose trigger puts and deletes in the tables. Each
+    statement, and each row of an `executemany`, gives the interpreter lock away and must get it back,
+    which under load costs more than all the rows of a batch (1,000 rows with a busy event loop: 20 ms
+    with `executemany`, 4 ms so; CPython 3.11, 2 cores).
     """
 
     def __init__(self, path: str, lowest: Fsync = Fsync.NORMAL, program: str = "") -> None:
@@ -48,13 +48,14 @@ class SqliteStore:
 
         *program* is noted in the file.
         """
-        self.path = os.path.abspath(path)
+        self.path = os.path.realpath(path)  # the lock is beside the file, whatever name it is called by
         self._program = program
         self._lowest = lowest
         self._fsync: Fsync | None = None
         self._db: sqlite3.Connection | None = None
         self._lock = -1
         self._identity = (0, 0)
+        self._folder_changed = 0
         self._failing = False
 
     # ---- opening
@@ -71,9 +72,9 @@ class SqliteStore:
 
     def _open(self) -> StoreClock | None:
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # for its owner alone
-        new = os.path.getsize(self.path) == 0
         self._connect()
         db = self._connection
+        new = is_empty(db)
         if new:
             self._create(db)
         check_format(db, self.path)
@@ -96,6 +97,7 @@ class SqliteStore:
         for statement in change_statements():
             db.execute(statement)
         self._identity = identity(self.path)
+        self._folder_changed = os.stat(os.path.dirname(self.path)).st_mtime_ns
 
     @property
     def _connection(self) -> sqlite3.Connection:
@@ -169,9 +171,14 @@ class SqliteStore:
         """See DurableStore."""
         try:
             with explained(self.path):
-                if batch.clock is not None or self._failing:
+                if self._failing:
                     self._see_to_file()
+                    self._write_wal_again()
                 self._write(batch)
+                changed = os.stat(os.path.dirname(self.path)).st_mtime_ns
+                if batch.clock is not None or changed != self._folder_changed:
+                    self._folder_changed = changed
+                    self._see_to_file()  # before anybody is told that it is stored
         except StoreError:
             self._failing = True
             raise
@@ -180,16 +187,14 @@ class SqliteStore:
     def _write(self, batch: Batch) -> None:
         db = self._connection
         self._set_fsync(batch.fsync)
-        parts = list(statements(batch))
-        if self._failing:
-            parts.append((json.dumps([[0, "probe", 1, PROBE]]), os.urandom(PROBE)))
-        if len(parts) == 1:
-            db.execute(CHANGE, parts[0])
+        todo = [part.parameters() for part in parts(batch, self._failing)]
+        if len(todo) == 1:
+            db.execute(CHANGE, todo[0])
             return
         db.execute("BEGIN IMMEDIATE")
         try:
-            for part in parts:
-                db.execute(CHANGE, part)
+            for parameters in todo:
+                db.execute(CHANGE, parameters)
             db.execute("COMMIT")
         except BaseException:
             if db.in_transaction:
@@ -202,6 +207,19 @@ class SqliteStore:
             word = {Fsync.NEVER: "OFF", Fsync.NORMAL: "NORMAL", Fsync.ALWAYS: "FULL"}[fsync]
             self._connection.execute(f"PRAGMA synchronous = {word}")
             self._fsync = fsync
+
+    def _write_wal_again(self) -> None:
+        """After a failed sync: the system holds the pages of it for clean, and would never write them.
+
+        SQLite repeats the frames of the commit that failed, not those of earlier ones that nobody
+        synced; a power loss would cut the log there. The same bytes written again make the pages dirty.
+        """
+        with open(self.path + "-wal", "r+b", buffering=0) as file:
+            at = 0
+            while data := os.pread(file.fileno(), 1 << 16, at):
+                os.pwrite(file.fileno(), data, at)
+                at += len(data)
+            os.fsync(file.fileno())
 
     # ---- the file itself
 
@@ -235,9 +253,9 @@ class SqliteStore:
             os.unlink(copy)
         with contextlib.closing(connect(copy)) as target:
             self._connection.backup(target)
-        self._connection.close()
         os.rename(copy, self.path)
         sync_folder(self.path)
+        self._connection.close()
         self._connect()
 
     # ---- the end
@@ -268,61 +286,80 @@ class SqliteStore:
 
 
 def change_statements() -> Iterator[str]:
-    """The view that batches are inserted into, and a trigger for each thing that may be done to a table."""
-    blobs = [f"blob{i}" for i in range(BLOBS)]
-    values = [f"v{i}" for i in range(VALUES)]
-    columns = ", ".join(f"0 AS {column}" for column in ("kind", "id", *blobs, *values))
-    yield f"CREATE TEMP VIEW change AS SELECT {columns}"
-    yield (
-        "CREATE TEMP TRIGGER put_meta INSTEAD OF INSERT ON change WHEN NEW.kind = 0 BEGIN "
-        "REPLACE INTO meta VALUES (NEW.id, ifnull(NEW.blob0, NEW.v0)); END"
-    )
-    for table, (own_blobs, own_values) in COLUMNS.items():
+    """A view that takes a whole batch as one row, and the trigger that does what the row says.
+
+    For each table it has a JSON array of rows to put, [id, offset and length of each BLOB in `blobs`,
+    values], and one of identifiers to delete; `meta` is an array of pairs.
+    """
+    does = ["REPLACE INTO meta SELECT value->>0, value->>1 FROM json_each(NEW.meta)"]
+    for table, (blobs, values) in COLUMNS.items():
         name = table.name.lower()
-        cells = [f"NEW.{c}" for c in ("id", *blobs[: len(own_blobs)], *values[: len(own_values)])]
-        yield (
-            f"CREATE TEMP TRIGGER put_{name} INSTEAD OF INSERT ON change WHEN NEW.kind = {table:d} BEGIN "
-            f"REPLACE INTO {name} (id, {', '.join(names(table))}) VALUES ({', '.join(cells)}); END"
-        )
-        yield (
-            f"CREATE TEMP TRIGGER delete_{name} INSTEAD OF INSERT ON change WHEN NEW.kind = -{table:d} BEGIN "
-            f"DELETE FROM {name} WHERE id = NEW.id; END"
-        )
+        cells = ["value->>0"]
+        cells += [f"substr(NEW.blobs, value->>{1 + 2 * i}, value->>{2 + 2 * i})" for i in range(len(blobs))]
+        cells += [f"value->>{1 + 2 * len(blobs) + i}" for i in range(len(values))]
+        does += [
+            f"REPLACE INTO {name} (id, {', '.join(names(table))}) "
+            f"SELECT {', '.join(cells)} FROM json_each(NEW.put_{name})",
+            f"DELETE FROM {name} WHERE id IN (SELECT value FROM json_each(NEW.delete_{name}))",
+        ]
+    yield f"CREATE TEMP VIEW change AS SELECT {', '.join(f'NULL AS {column}' for column in PARTS)}"
+    yield f"CREATE TEMP TRIGGER change_all INSTEAD OF INSERT ON change BEGIN {'; '.join(does)}; END"
 
 
-# A row of ?1, which is JSON, is [kind, id, offset and length of each BLOB in ?2, values].
-CHANGE = (
-    "INSERT INTO change SELECT value->>0, value->>1, "
-    + ", ".join(f"substr(?2, value->>{2 + 2 * i}, value->>{3 + 2 * i})" for i in range(BLOBS))
-    + ", "
-    + ", ".join(f"value->>{2 + 2 * BLOBS + i}" for i in range(VALUES))
-    + " FROM json_each(?1)"
-)
+PARTS = ("blobs", "meta", *(f"{verb}_{table.name.lower()}" for table in Table for verb in ("put", "delete")))
+CHANGE = f"INSERT INTO change VALUES ({', '.join(f':{part}' for part in PARTS)})"
 
 
-def statements(batch: Batch) -> Iterator[tuple[str, bytes]]:
-    """The parameters of CHANGE that do what *batch* says; at least one pair."""
-    rows: list[list[Any]] = []
-    blobs: list[bytes] = []
-    at = 1  # SQL counts bytes from 1
+class Part:
+    """The parameters of one CHANGE."""
+
+    def __init__(self) -> None:
+        self._lists: dict[str, list[Any]] = {}
+        self._blobs: list[bytes] = []
+        self.size = 0  # bytes of BLOBs
+
+    def meta(self, key: str, value: Any) -> None:
+        self._lists.setdefault("meta", []).append((key, value))
+
+    def delete(self, table: Table, number: int) -> None:
+        self._lists.setdefault(f"delete_{table.name.lower()}", []).append(number)
+
+    def put(self, table: Table, number: int, row: Row) -> None:
+        places: list[int] = []
+        for blob in row.blobs:
+            places += (self.size + 1, len(blob))  # SQL counts bytes from 1
+            self._blobs.append(blob)
+            self.size += len(blob)
+        self._lists.setdefault(f"put_{table.name.lower()}", []).append((number, *places, *row.values))
+
+    def parameters(self) -> dict[str, Any]:
+        found: dict[str, Any] = dict.fromkeys(PARTS)
+        found.update((name, json.dumps(rows)) for name, rows in self._lists.items())
+        found["blobs"] = b"".join(self._blobs)
+        return found
+
+
+def parts(batch: Batch, probe: bool = False) -> Iterator[Part]:
+    """What does all that *batch* says, in parts whose BLOBs are not too large for one statement.
+
+    A *probe* writes something large as well, to see whether there is room again.
+    """
+    part = Part()
+    if probe:
+        part.meta("probe", os.urandom(PROBE // 2).hex())
     if batch.clock is not None:
-        for key, value in (("time", batch.clock.time), ("wall", batch.clock.wall)):
-            rows.append([0, key, *[None] * 2 * BLOBS, value])
+        part.meta("time", batch.clock.time)
+        part.meta("wall", batch.clock.wall)
     for table, changes in batch.rows.items():
         for number, row in changes.items():
             if row is None:
-                rows.append([-table, number])
+                part.delete(table, number)
                 continue
-            places: list[int | None] = [None] * (2 * BLOBS)
-            for i, blob in enumerate(row.blobs):
-                places[2 * i : 2 * i + 2] = [at, len(blob)]
-                blobs.append(blob)
-                at += len(blob)
-            rows.append([table.value, number, *places, *row.values])
-            if at > AT_ONCE:
-                yield json.dumps(rows), b"".join(blobs)
-                rows, blobs, at = [], [], 1
-    yield json.dumps(rows), b"".join(blobs)
+            part.put(table, number, row)
+            if part.size > AT_ONCE:
+                yield part
+                part = Part()
+    yield part
 
 
 def rows_of(db: sqlite3.Connection, table: Table) -> Iterator[tuple[int, Row]]:
@@ -340,6 +377,12 @@ def rows_of(db: sqlite3.Connection, table: Table) -> Iterator[tuple[int, Row]]:
 def meta(db: sqlite3.Connection) -> dict[str, Any]:
     """What the store says of itself."""
     return dict(db.execute("SELECT key, value FROM meta WHERE key != 'probe'"))
+
+
+def is_empty(db: sqlite3.Connection) -> bool:
+    """Whether nothing was ever made in it: a new file, or one whose making was cut off."""
+    marks = [db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
+    return marks == [0, 0] and db.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,)
 
 
 def check_format(db: sqlite3.Connection, path: str) -> None:
