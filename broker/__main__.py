@@ -21,8 +21,9 @@ from datetime import UTC, datetime
 from typing import Any, NoReturn, get_args
 
 from broker import __version__
-from broker.broker import Broker, transport_options
+from broker.broker import Broker
 from broker.config import Config, Format, Level, changed, load
+from broker.core import transport_options
 from broker.errors import ConfigError, StoreError
 from broker.transport.address import is_loopback, parse_address
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -16,16 +15,17 @@ from typing import Any
 
 from broker.client import Client, ClientTerms
 from broker.config import VERSION, Config
-from broker.core import CONNECTION_OVERHEAD, TLS_OVERHEAD, Core, assemble
+from broker.core import CONNECTION_OVERHEAD, TLS_OVERHEAD, Core, assemble, open_store, transport_options
 from broker.errors import (
     BrokerError,
     MqttError,
     ProtocolError,
     ReasonCode,
     ServerShuttingDown,
-    StoreError,
+    StoreUnavailable,
 )
 from broker.gateway.local import LocalSubscription
+from broker.handle.deadlines import check_deadlines
 from broker.handle.disconnect import after_restart, due_work, end_session, serve_client
 from broker.handle.dispatch import dispatcher
 from broker.handle.publish import set_expiry
@@ -35,14 +35,11 @@ from broker.packet.message import Message, travelling
 from broker.packet.packets import NO_PROPERTIES, Properties
 from broker.packet.properties import Place, property_block
 from broker.packet.reader import TopicNames
-from broker.session.restore import Restore
-from broker.session.session import Session
 from broker.topic.match import match
 from broker.topic.name import check_topic_filter, check_topic_name, split_share
 from broker.topic.subscription import Subscription
-from broker.transport.base import Connection, Listener, TransportOptions
+from broker.transport.base import Connection, Listener
 from broker.transport.listen import listen
-from broker.transport.tls import server_context
 
 log = logging.getLogger("broker")
 
@@ -89,7 +86,6 @@ class Broker:
         self._local_ids = 0
         self._sys_at = clock()
         self._wall = wall
-        self._was_open = False  # the store was, and with it what is in memory now
 
     # ---- life
 
@@ -114,7 +110,7 @@ class Broker:
         self._stopping = asyncio.Event()
         self._core.stats.started_at = self._core.clock()
         try:
-            left = await self._open_store()
+            left = await open_store(self._core, self._wall)
             await self._core.hooks.init(self)
         except BaseException:
             self._started = False
@@ -128,30 +124,6 @@ class Broker:
             raise
         if self.config.capacity.sweep_interval:
             self._housekeeping = asyncio.create_task(self._keep_house())
-
-    async def _open_store(self) -> list[Session]:
-        """Read what the store has; gives the sessions whose clients were connected when it ended."""
-        core = self._core
-        store = core.journal.store
-        if store is None:
-            return []
-        if self._was_open:
-            raise BrokerError("a broker with a store starts once; make another one for the same file")
-        noted = await asyncio.to_thread(store.open)
-        self._was_open = True
-        core.journal.told = self._store_told
-        core.journal.start(noted, self._wall)
-        restore = Restore(store, core.journal, core.sessions, core.tree, core.retained)
-        for _ in restore.steps():
-            await asyncio.sleep(0)
-        restore.finish()
-        return restore.connected
-
-    def _store_told(self, failure: StoreError | None) -> None:
-        if failure is None:
-            self._core.hooks.on_store_recovered()
-        else:
-            self._core.hooks.on_store_failed(failure)
 
     async def _bind(self) -> None:
         options = transport_options(self.config)
@@ -212,6 +184,7 @@ class Broker:
             self._housekeeping.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._housekeeping
+        await self._settle()
         await self._drain()
         late = tuple(self._background)  # begun meanwhile by the program
         for task in late:
@@ -223,6 +196,13 @@ class Broker:
         await self._core.hooks.stop()
         await self._core.journal.stop()
         log.info("stopped")
+
+    async def _settle(self) -> None:
+        """What clients wait for is on its way to the disk: let it get there."""
+        journal = self._core.journal
+        with contextlib.suppress(StoreUnavailable, TimeoutError):
+            async with asyncio.timeout(self.config.capacity.grace_time):
+                await journal.settle(journal.latest)
 
     async def _drain(self) -> None:
         """End every connection; those that are not gone after the grace time are dropped."""
@@ -308,7 +288,7 @@ class Broker:
         """As `sweep`, without waiting: each will and each end that is due goes on by itself."""
         core, now = self._core, self._core.clock()
         for client in tuple(self._connections):
-            client.check_deadlines(now)
+            check_deadlines(client, self.config.limits, now)
             session = client.session
             if session is not None and session.disconnect_slow and session.link is client:
                 session.disconnect_slow = False
@@ -495,32 +475,6 @@ async def _until(tasks: set[asyncio.Task[None]], ends: float) -> None:
     """Wait for *tasks*, but not after *ends* on the clock of the loop."""
     if tasks:
         await asyncio.wait(tasks, timeout=max(0.0, ends - asyncio.get_running_loop().time()))
-
-
-def transport_options(config: Config) -> TransportOptions:
-    """What the listeners need of *config*; loads the TLS files. Raises ConfigError."""
-    return TransportOptions(
-        ssl_context=_ssl_context(config),
-        handshake_timeout=config.tls.handshake_timeout,
-        websocket_origins=config.websocket.origins,
-        websocket_require_subprotocol=config.websocket.require_subprotocol,
-        websocket_maximum_message_size=config.limits.maximum_packet_size + 1024,
-        maximum_header_size=config.websocket.maximum_header_size,
-    )
-
-
-def _ssl_context(config: Config) -> ssl.SSLContext | None:
-    tls = config.tls
-    if not tls.certificate:
-        return None
-    return server_context(
-        tls.certificate,
-        tls.key or tls.certificate,
-        client_ca=tls.client_ca or None,
-        client_certificates=tls.client_certificates,
-        minimum=tls.minimum_version,
-        ciphers=tls.ciphers or None,
-    )
 
 
 def _client_terms(core: Core) -> ClientTerms:

@@ -13,15 +13,7 @@ from struct import Struct
 from typing import Any
 
 from broker.config import Limits, Protocol
-from broker.errors import (
-    ImplementationSpecificError,
-    KeepAliveTimeout,
-    MqttError,
-    NotAuthorized,
-    PacketTooLarge,
-    ProtocolError,
-    QuotaExceeded,
-)
+from broker.errors import ImplementationSpecificError, MqttError, PacketTooLarge, QuotaExceeded
 from broker.hook.base import ClientInfo
 from broker.hook.stats import Stats
 from broker.outbound import Outbound
@@ -43,7 +35,6 @@ log = logging.getLogger("broker.client")
 ACK = Struct(">BBH")  # PUBACK, PUBREC, PUBREL and PUBCOMP with Reason Code 0x00, in every version
 TURN = 10_000  # deliveries and drops that one read may cause before everybody has a turn of the loop
 LARGE = 64 * 1024  # bytes of an unfinished packet that are too many when memory is short
-HURRY = 2.0  # seconds for the rest of a packet when memory is short
 SHORTEST_CONNACK = 5  # bytes: all that is safe to send while CONNECT was not understood
 PACKET_ID = Struct(">H")
 PUBACK = 0x40  # first byte
@@ -239,7 +230,7 @@ class Client:
         elif progressed or self.partial_since is None:
             self.partial_since = self._terms.clock()
         self._count_partial(held)
-        if held > LARGE and self._in_the_way:
+        if held > LARGE and self.in_the_way:
             raise QuotaExceeded("no memory for the rest of a large packet")
 
     def _count_partial(self, held: int) -> None:
@@ -247,7 +238,7 @@ class Client:
         self._partial_counted = held
 
     @property
-    def _in_the_way(self) -> bool:
+    def in_the_way(self) -> bool:
         """Whether memory is too short for an unfinished packet: earlier for who is no client yet."""
         budget = self._terms.budget
         return budget.spent or (budget.low and self.phase is not Phase.CONNECTED)
@@ -330,39 +321,8 @@ class Client:
         """Wait until the bytes are gone and the connection with them."""
         await self._connection.wait_closed()
 
-    # ---- deadlines: one sweep looks at all clients
-
-    def check_deadlines(self, now: float) -> None:
-        """End the connection if one of its time-outs has passed."""
-        limits = self._terms.limits
-        if self.phase is Phase.CONNECTED:
-            self._check_connected(now, limits)
-        elif not self.handling:
-            self._check_early(now - self.accepted_at, limits)
-        self.outbound.resume_feed()
-        if self.outbound.stalled(now):
-            self.abort(MqttError(f"the socket took nothing for {limits.send_timeout:g} s"))
-            self._cancel()
-
-    def _check_early(self, age: float, limits: Limits) -> None:
-        """Before CONNACK: a silent close, or 0x87 in the middle of an authentication exchange [B02]."""
-        if self.phase is Phase.NEW and (age >= limits.connect_timeout or (age >= HURRY and self._in_the_way)):
-            self.end(MqttError("no complete CONNECT in time"))
-        elif self.phase is Phase.AUTHENTICATING and age >= limits.authentication_timeout:
-            self.refuse(NotAuthorized("the authentication exchange took too long"))
-            self._cancel()
-
-    def _check_connected(self, now: float, limits: Limits) -> None:
-        if self.handling:
-            return
-        if self.keep_alive and now - self.last_packet_at >= 1.5 * self.keep_alive:
-            self.end(KeepAliveTimeout(f"no packet for {1.5 * self.keep_alive:g} s"))
-        elif self.partial_since is not None and now - self.partial_since >= limits.partial_packet_timeout:
-            self.end(ProtocolError("a packet was begun and not completed in time"))
-        elif self.partial_since is not None and now - self.partial_since >= HURRY and self._in_the_way:
-            self.end(QuotaExceeded("no memory for an unfinished packet"))
-
-    def _cancel(self) -> None:
+    def cancel(self) -> None:
+        """Stop the read loop where it stands."""
         if self._task is not None:
             self._task.cancel()
 
@@ -529,7 +489,7 @@ class Client:
         except Exception as error:
             log.exception("client %r from %s: unexpected error", self.client_id, self.info.address)
             self.abort(MqttError(f"unexpected error in the write loop: {error}"))
-            self._cancel()
+            self.cancel()
 
     # ---- what a refusal says
 

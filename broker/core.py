@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 from broker.client import Client
 from broker.config import VERSION, Config
+from broker.errors import BrokerError
 from broker.hook.base import HookBase
 from broker.hook.hooks import Hooks
 from broker.hook.limits import Rate, Takeovers
@@ -17,6 +19,8 @@ from broker.hook.stats import Stats
 from broker.packet.message import Message
 from broker.router import Router
 from broker.session.manager import SessionManager
+from broker.session.restore import Restore
+from broker.session.session import Session
 from broker.session.terms import Terms
 from broker.session.turns import ClientTurns
 from broker.store.base import DurableStore
@@ -25,6 +29,8 @@ from broker.store.journal import Journal, levels_of
 from broker.store.memory import MemoryRetainedStore
 from broker.store.sqlite import SqliteStore
 from broker.topic.tree import SubscriptionTree
+from broker.transport.base import TransportOptions
+from broker.transport.tls import server_context
 
 OVERHEAD = 300  # bytes that the objects around a message or a subscription take, about
 CONNECTION_OVERHEAD = 7000  # bytes that a connection takes, about
@@ -110,3 +116,49 @@ def make_journal(config: Config, clock: Callable[[], float]) -> Journal:
     if config.store.path not in ("", ":memory:"):
         store = SqliteStore(config.store.path, levels.lowest, f"pybroker {VERSION}")
     return Journal(store, levels, clock)
+
+
+async def open_store(core: Core, wall: Callable[[], float]) -> list[Session]:
+    """Read what the store has; gives the sessions whose clients were connected when it ended.
+
+    Raises StoreError, or BrokerError the second time: what is in memory is older than the file then.
+    """
+    journal, hooks = core.journal, core.hooks
+    if journal.store is None:
+        return []
+    if journal.started:
+        raise BrokerError("a broker with a store starts once; make another one for the same file")
+    noted = await asyncio.to_thread(journal.store.open)
+    journal.told = lambda failure: hooks.on_store_failed(failure) if failure else hooks.on_store_recovered()
+    journal.start(noted, wall)
+    restore = Restore(journal.store, journal, core.sessions, core.tree, core.retained)
+    for _ in restore.steps():
+        await asyncio.sleep(0)
+    restore.finish()
+    return restore.connected
+
+
+def transport_options(config: Config) -> TransportOptions:
+    """What the listeners need of *config*; loads the TLS files. Raises ConfigError."""
+    return TransportOptions(
+        ssl_context=_ssl_context(config),
+        handshake_timeout=config.tls.handshake_timeout,
+        websocket_origins=config.websocket.origins,
+        websocket_require_subprotocol=config.websocket.require_subprotocol,
+        websocket_maximum_message_size=config.limits.maximum_packet_size + 1024,
+        maximum_header_size=config.websocket.maximum_header_size,
+    )
+
+
+def _ssl_context(config: Config) -> ssl.SSLContext | None:
+    tls = config.tls
+    if not tls.certificate:
+        return None
+    return server_context(
+        tls.certificate,
+        tls.key or tls.certificate,
+        client_ca=tls.client_ca or None,
+        client_certificates=tls.client_certificates,
+        minimum=tls.minimum_version,
+        ciphers=tls.ciphers or None,
+    )

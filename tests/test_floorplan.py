@@ -60,7 +60,7 @@ MODULES: dict[str, set[str]] = {
     },
     "hook": {"base", "hooks", "auth", "acl", "limits", "stats", "export"},
     "transport": {"base", "address", "tcp", "tls", "listen", "http11", "frames", "websocket", "memory"},
-    "handle": {"dispatch", "connect", "auth", "publish", "acks", "subscribe", "disconnect"},
+    "handle": {"dispatch", "connect", "auth", "publish", "acks", "subscribe", "disconnect", "deadlines"},
     "gateway": {"local", "http", "metrics", "dashboard", "cable", "channel", "queue", "broadcast", "bridge"},
 }
 

@@ -136,6 +136,11 @@ class Journal:
         await writer.close()
 
     @property
+    def started(self) -> bool:
+        """Whether the store was opened, ever."""
+        return self._loop is not None
+
+    @property
     def writes(self) -> bool:
         """Whether there is a store."""
         return self.store is not None
@@ -164,7 +169,7 @@ class Journal:
         return self._last_id
 
     def put(self, table: Table, number: int, encode: Encode, source: Any, *, new: bool = False) -> None:
-        """Write the row that *encode* makes of *source* when the batch is closed; *new*: there is none yet."""
+        """Write the row that *encode* makes of *source* when the batch is closed; *new*: none is there."""
         rows = self._open[table]
         if new:
             self._fresh[table].add(number)

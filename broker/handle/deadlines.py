@@ -1,0 +1,42 @@
+"""The time-outs of connections: one sweep looks at all of them."""
+
+from __future__ import annotations
+
+from broker.client import Client, Phase
+from broker.config import Limits
+from broker.errors import KeepAliveTimeout, MqttError, NotAuthorized, ProtocolError, QuotaExceeded
+
+HURRY = 2.0  # seconds for the rest of a packet when memory is short
+
+
+def check_deadlines(client: Client, limits: Limits, now: float) -> None:
+    """End the connection of *client* if one of its time-outs has passed."""
+    if client.phase is Phase.CONNECTED:
+        _check_connected(client, limits, now)
+    elif not client.handling:
+        _check_early(client, limits, now - client.accepted_at)
+    client.outbound.resume_feed()
+    if client.outbound.stalled(now):
+        client.abort(MqttError(f"the socket took nothing for {limits.send_timeout:g} s"))
+        client.cancel()
+
+
+def _check_early(client: Client, limits: Limits, age: float) -> None:
+    """Before CONNACK: a silent close, or 0x87 in the middle of an authentication exchange [B02]."""
+    if client.phase is Phase.NEW and (age >= limits.connect_timeout or (age >= HURRY and client.in_the_way)):
+        client.end(MqttError("no complete CONNECT in time"))
+    elif client.phase is Phase.AUTHENTICATING and age >= limits.authentication_timeout:
+        client.refuse(NotAuthorized("the authentication exchange took too long"))
+        client.cancel()
+
+
+def _check_connected(client: Client, limits: Limits, now: float) -> None:
+    if client.handling:
+        return
+    begun = client.partial_since
+    if client.keep_alive and now - client.last_packet_at >= 1.5 * client.keep_alive:
+        client.end(KeepAliveTimeout(f"no packet for {1.5 * client.keep_alive:g} s"))
+    elif begun is not None and now - begun >= limits.partial_packet_timeout:
+        client.end(ProtocolError("a packet was begun and not completed in time"))
+    elif begun is not None and now - begun >= HURRY and client.in_the_way:
+        client.end(QuotaExceeded("no memory for an unfinished packet"))
