@@ -43,6 +43,7 @@ from broker.transport.listen import listen
 
 log = logging.getLogger("broker")
 
+STOOD_STILL = 0.5  # seconds late, after which the process must have been stopped for a while
 OVERFLOW = 64  # connections above the maximum that are still read, so that CONNACK can say why
 
 
@@ -269,8 +270,13 @@ class Broker:
     # ---- deadlines
 
     async def _keep_house(self) -> None:
+        loop, interval = asyncio.get_running_loop(), self.config.capacity.sweep_interval
         while True:
-            await asyncio.sleep(self.config.capacity.sweep_interval)
+            asleep = loop.time()
+            await asyncio.sleep(interval)
+            if loop.time() - asleep > interval + STOOD_STILL:
+                await asyncio.sleep(0)  # we were not running: read first what came meanwhile [B08]
+                await asyncio.sleep(0)
             try:
                 self._begin_sweep()
             except Exception:

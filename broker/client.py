@@ -359,11 +359,11 @@ class Client:
         else:
             data = message.frame(self.version, 0, retain)[0]
         self._terms.stats.publish_sent += 1
-        if message.qos == 2:  # else a PUBREL that is repeated after a crash could bring it once more
-            after = after or self._terms.journal.latest
         if self.phase is Phase.GONE:
             return True
-        if after or (qos and outbound.gated):
+        journal = self._terms.journal
+        after = after or journal.gate
+        if after or (qos and outbound.gated and journal.failure is None):
             outbound.put_after(after, data)
         else:
             outbound.put(data)

@@ -16,7 +16,8 @@ from broker.transport.base import Connection
 BURST = 256 * 1024  # bytes that may collect within one turn of the loop before they are written
 UNREAD_ACKS = 64 * 1024  # bytes of control packets for a socket that takes none: too many
 GATED = 4096  # acknowledgements that wait for a commit: enough not to read any more
-PUBLISH = 0x30  # first byte, without flags
+PUBLISH, QOS_1 = 0x30, 0x32  # first byte, without the other flags
+ACKNOWLEDGEMENTS = (0x40, 0x50)  # first bytes of PUBACK and PUBREC
 FEED = 64  # cost of the retained messages that one turn of the loop sends, one each
 
 
@@ -167,22 +168,24 @@ class Outbound:
         return self._waits
 
     def not_committed(self, number: int, failure: Exception) -> bool:
-        """See Waiter: PUBACK and PUBREC are refused, all else is owed still."""
+        """See Waiter: PUBACK and PUBREC are refused, QoS 1 goes out all the same, all else is owed still."""
         if self._corked and not self._closed:
             self._corked = 0
             self._connection.abort()
             return False
         refused = []
         gate, self._gate = self._gate or deque(), deque()
-        for entry in gate:
-            if 0 < entry[0] <= number and entry[1][0] in (0x40, 0x50):
-                refused.append(entry)
-                self._count_gated(-len(entry[1]))
+        for batch, data, about in gate:
+            if data[0] & 0xF6 == QOS_1:
+                self._gate.append((0, data, about))
+            elif 0 < batch <= number and data[0] in ACKNOWLEDGEMENTS:
+                refused.append((data, about))
+                self._count_gated(-len(data))
             else:
-                self._gate.append(entry)
-        for _, data, about in refused:
+                self._gate.append((batch, data, about))
+        self._open_gate(self._journal.done, past_others=True)
+        for data, about in refused:
             self._refused(data, about, failure)
-        self._open_gate(self._journal.done)
         return self._waits
 
     @property
@@ -193,15 +196,22 @@ class Outbound:
         self._gated_bytes += size
         self.budget.take_anyway(size)
 
-    def _open_gate(self, number: int) -> None:
-        gate = self._gate
-        while gate and gate[0][0] <= number:
-            data = gate.popleft()[1]
+    def _open_gate(self, number: int, past_others: bool = False) -> None:
+        """What waits for batch *number* or earlier leaves in order, even *past_others* that wait longer."""
+        gate, kept = self._gate, []
+        while gate and (past_others or gate[0][0] <= number):
+            entry = gate.popleft()
+            if entry[0] > number:
+                kept.append(entry)
+                continue
+            data = entry[1]
             self._count_gated(-len(data))
             if data[0] & 0xF0 == PUBLISH:
                 self.put(data)
             else:
                 self.put_control(data)
+        if gate is not None:
+            gate.extend(kept)
         self._tell_unblocked()
 
     def _uncork(self) -> None:

@@ -6,6 +6,7 @@ from broker.client import Client
 from broker.core import Core
 from broker.errors import MqttError, ReasonCode
 from broker.packet.enums import PacketType, Version
+from broker.packet.message import Message
 from broker.packet.packets import Puback, Pubcomp, Pubrec, Pubrel
 from broker.session.inflight import State
 
@@ -50,12 +51,24 @@ async def handle_pubrel(core: Core, client: Client, packet: Pubrel) -> None:
     if expired:  # the flow goes on, the message does not [MQTT-4.3.3-13]
         core.dropped(client.client_id, message, "expired")
     else:
-        core.router.route(message)
+        _route_held(core, message, core.journal.promise(before, message.topic_name))
     if client.receiving is not None:
         client.receiving.discard(packet.packet_id)
     client.acknowledge(PUBCOMP, packet.packet_id, core.journal.promise(before, message.topic_name))
     client.outbound.resume_feed()
     return None
+
+
+def _route_held(core: Core, message: Message, after: int) -> None:
+    """Nobody sees *message* before the store knows that it is held no more.
+
+    Else a crash would make the client repeat its PUBREL, and us route the message once more.
+    """
+    core.journal.gate = after
+    try:
+        core.router.route(message)
+    finally:
+        core.journal.gate = 0
 
 
 async def handle_pubcomp(core: Core, client: Client, packet: Pubcomp) -> None:

@@ -78,11 +78,12 @@ class SessionRecord:
     def stepped(self, delivery: Delivery) -> int:
         """Its Packet Identifier or state has changed; the batch to wait for before others see it; 0: none.
 
-        A delivery that is not on its way to the disk yet was promised to nobody: QoS 1 goes out at once.
+        A delivery that is not on its way to the disk yet was promised to nobody: QoS 1 goes out at once. So
+        it does while the store cannot be written; a crash then costs the DUP flag of the next sending.
         """
         journal = self.journal
         journal.put(Table.DELIVERY, delivery.row, delivery_row, delivery)
-        if delivery.qos == 1 and delivery.batch == journal.number:
+        if delivery.qos == 1 and (delivery.batch == journal.number or journal.failure is not None):
             return 0
         delivery.batch = journal.number
         return journal.promise(-1, delivery.message.topic_name)

@@ -89,6 +89,7 @@ class Journal:
         self.changes = 0  # puts and deletes, ever: whoever compares two looks knows whether there were any
         self.done = 0  # the newest batch that is committed, and with it all before
         self.latest = 0  # the newest batch with changes that is not committed; 0: all are
+        self.gate = 0  # while set: whatever is routed now leaves after this batch
         self.failure: StoreError | None = None
         self.told: Callable[[StoreError | None], None] = lambda failure: None  # of a failure, and of its end
         self.commits = self.rows = self.failures = 0
@@ -346,8 +347,9 @@ class Journal:
 
     def _fail(self, number: int, failure: StoreError, changes: Changes) -> None:
         self.failures += 1
-        if self.failure is None:
-            log.error("%s; until then what needs the store is refused", failure)
+        first = self.failure is None
+        if first:
+            log.error("%s; until it can be written again, what needs the store is refused", failure)
             self.told(failure)
         self.failure = failure
         for table in (Table.DELIVERY, Table.RETAINED):
@@ -359,7 +361,9 @@ class Journal:
                 self._waiting.pop(waiter, None)
         self._failed.clear()
         if self._loop is not None:
-            self._loop.call_later(RETRY, self._hand_over)
+            # At once for the first time: a commit that failed in its sync stands in the file until the next
+            # one takes its place, and a crash would bring back what was refused.
+            self._loop.call_later(0 if first else RETRY, self._hand_over)
 
     def revoke(self, message: Message) -> None:
         """While waiters are told of a failure: *message*, which is refused now, leaves what held it."""
