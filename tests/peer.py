@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from broker import Broker, Config
+from broker.core import CONNECTION_OVERHEAD
 from broker.packet.codec import encode
 from broker.packet.enums import Version
 from broker.packet.packets import (
@@ -146,9 +147,10 @@ async def settle(broker: Broker, client_id: str) -> None:
 
 
 def message_bytes(broker: Broker) -> int:
-    """What messages take of the byte budget: all of it but what sessions take by being there."""
+    """What messages take of the byte budget: without what sessions and connections take by being there."""
     core = broker._core
-    return core.budget.used - sum(session.fixed_bytes for session in core.sessions)
+    connections = CONNECTION_OVERHEAD * len(broker._connections)
+    return core.budget.used - connections - sum(session.fixed_bytes for session in core.sessions)
 
 
 __all__ = ["NO_PROPERTIES", "Clock", "Peer", "memory_broker", "message_bytes", "run_async", "settle"]

@@ -587,6 +587,69 @@ async def test_drops_of_bytes_do_not_stretch_the_time_for_a_packet_but_whole_pac
 
 
 @run_async
+async def test_an_unfinished_packet_is_in_the_byte_budget_until_it_is_whole_or_the_end() -> None:
+    whole = encode(Publish("t", b"1" * 1000), V5)
+    async with running() as (bench, _):
+        bench.wire.incoming.put_nowait(whole[:600])
+        await turns()
+        assert bench.budget.used == 600
+        bench.wire.incoming.put_nowait(whole[600:] + whole[:7])
+        await turns()
+        assert bench.budget.used == 7
+    assert bench.budget.used == 0
+
+
+@pytest.mark.parametrize(
+    ("connected", "short_of", "refused"),
+    [(False, "low", True), (True, "low", False), (True, "spent", True), (False, "nothing", False)],
+)
+@run_async
+async def test_a_large_packet_is_not_collected_while_memory_is_short(
+    connected: bool, short_of: str, refused: bool
+) -> None:
+    bench = Bench()
+    taken = {"nothing": 0, "low": bench.budget.maximum * 7 // 8, "spent": bench.budget.maximum}[short_of]
+    bench.budget.take_anyway(taken)
+    task = asyncio.create_task(bench.client.run())
+    packet: Packet = Connect("c" * 60_000, V5, user_name="u" * 60_000)
+    if connected:
+        bench.receive(Connect("c", V5))
+        packet = Publish("t", b"x" * 120_000)
+    await turns()
+    raw = encode(packet, V5)
+    bench.wire.incoming.put_nowait(raw[:60_000])
+    await turns()
+    assert bench.client.ending is None, "as much as one read brings is none too many"
+    bench.wire.incoming.put_nowait(raw[60_000:90_000])
+    await turns()
+    reason = bench.client.ending.reason if bench.client.ending else 0
+    assert reason == (0x97 if refused else 0)
+    bench.client.abort(ERROR)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert bench.budget.used == taken
+
+
+@pytest.mark.parametrize(("connected", "short_of"), [(False, "low"), (True, "spent")])
+@run_async
+async def test_who_stops_half_way_while_memory_is_short_has_little_time(connected: bool, short_of: str) -> None:
+    async with timed() as (broker, clock, peer):
+        budget = broker._core.budget
+        if connected:
+            await peer.connect("c")
+            await passes(broker, clock, 1000)
+        peer.send_raw(encode(Publish("t", b"12345") if connected else Connect("c", V5), V5)[:-1])
+        await turns()
+        await passes(broker, clock, 5)
+        others = {"low": budget.maximum * 7 // 8, "spent": budget.maximum}[short_of]
+        budget.take_anyway(others)
+        await passes(broker, clock, 0)
+        if connected:
+            assert (await peer.expect(Disconnect)).reason_code == 0x97
+        await peer.expect_end()
+
+
+@run_async
 async def test_send_timeout_ends_a_socket_that_takes_nothing() -> None:
     async with timed(send_timeout=30) as (broker, clock, peer):
         await peer.connect("c", will=Will("will", b""))
