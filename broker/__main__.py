@@ -172,7 +172,8 @@ def check(config: Config) -> int:
         print(line.replace("listening on", "would listen on", 1))
     print(kept(config))
     for key, value in changed(config).items():
-        print(f"set: {key} = {value}")
+        if (key, config.store.path) != ("store.path", default_store(os.environ)):
+            print(f"set: {key} = {value}")
     print("the configuration is valid")
     return 0
 

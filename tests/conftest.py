@@ -1,6 +1,15 @@
-"""Hypothesis for the whole suite: machines are noisy, so no example is judged by the time it takes."""
+"""For the whole suite: nothing is judged by the time it takes, and nothing is written to a real data folder."""
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("pybroker", deadline=None)
 settings.load_profile("pybroker")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def data_folder(tmp_path_factory: pytest.TempPathFactory):
+    """Where a daemon that was told of no store has its file, in this process and in those it starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STATE_DIRECTORY", str(tmp_path_factory.mktemp("state")))
+        yield

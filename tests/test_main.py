@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import stat
 import sys
 from pathlib import Path
 
@@ -9,11 +12,12 @@ import pytest
 import trustme
 
 from broker import __version__
-from broker.__main__ import arguments, greeting, hint, main, settings, who
-from broker.config import Config, Log, Tls
-from broker.errors import ConfigError
+from broker.__main__ import arguments, default_store, greeting, hint, kept, main, make_folder, settings, who
+from broker.config import Config, Log, Store, Tls
+from broker.errors import ConfigError, StoreError
 
 MACHINE = "clients of this machine, without authentication"
+MEMORY = {"PYBROKER_STORE_PATH": ":memory:"}
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +92,7 @@ def test_flags_become_settings(tmp_path: Path) -> None:
 def test_serve_is_the_default() -> None:
     flags = arguments().parse_args([])
     assert flags.command == "serve"
-    assert settings(flags, {}) == Config()
+    assert settings(flags, MEMORY) == Config(store=Store(path=":memory:"))
 
 
 def test_a_daemon_needs_an_address() -> None:
@@ -145,12 +149,57 @@ def test_check_tells_what_a_configuration_means(capsys: pytest.CaptureFixture[st
     assert main(["check", *argv]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"would listen on tcp://0.0.0.0:1883 for {MACHINE}; clients from other")
-    assert lines[1:] == [
+    assert lines[1] == kept(Config(store=Store(path=default_store(os.environ))))
+    assert lines[2:] == [
         'set: listen = ["tcp://0.0.0.0:1883"]',
         "set: limits.maximum_qos = 1",
         'set: log.format = "json"',
         "the configuration is valid",
     ]
+
+
+@pytest.mark.parametrize(
+    ("environ", "path"),
+    [
+        ({"STATE_DIRECTORY": "/s/pybroker", "XDG_STATE_HOME": "/x"}, "/s/pybroker/broker.db"),
+        ({"STATE_DIRECTORY": "/s/a:/s/b"}, "/s/a/broker.db"),
+        ({"XDG_STATE_HOME": "/x", "HOME": "/h"}, "/x/pybroker/broker.db"),
+        ({"HOME": "/h"}, "/h/.local/state/pybroker/broker.db"),
+    ],
+)
+def test_the_daemon_has_a_file_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], path: str
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert settings(arguments().parse_args([]), environ).store.path == path
+
+
+def test_the_system_has_one_place_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert default_store({"HOME": "/h", "XDG_STATE_HOME": "/x"}) == "/var/lib/pybroker/broker.db"
+
+
+@pytest.mark.parametrize(
+    ("store", "words"),
+    [
+        (Store(path=":memory:"), "kept in memory: a restart loses them"),
+        (Store(path="/s/a.db"), "kept in /s/a.db and survive a power loss"),
+        (Store(path="/s/a.db", fsync="normal"), "survive a crash of this program, not a power loss"),
+        (Store(path="/s/a.db", fsync="never"), "survive a crash of this program, not a power loss"),
+        (Store(path="a.db"), f"kept in {os.getcwd()}/a.db and"),
+    ],
+)
+def test_what_outlives_the_process(store: Store, words: str) -> None:
+    assert words in kept(Config(store=store))
+
+
+def test_the_folder_of_the_store_is_for_one_user(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "broker.db"
+    make_folder(Config(store=Store(path=str(path))))
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    path.write_text("")
+    with pytest.raises(StoreError, match=re.escape(f"{path}: cannot be made")):
+        make_folder(Config(store=Store(path=f"{path}/broker.db")))
 
 
 def test_check_loads_the_files_of_tls(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

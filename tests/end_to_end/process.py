@@ -18,13 +18,16 @@ FREE = ("--listen", "tcp://127.0.0.1:0")
 
 
 class Daemon:
-    """One process of `pybroker`; its lines arrive in queues, so that no pipe fills up."""
+    """One process of `pybroker`; its lines arrive in queues, so that no pipe fills up.
+
+    Its store is memory unless *environ* or a flag says otherwise.
+    """
 
     def __init__(self, *flags: str, **environ: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "broker", *flags],
             cwd=ROOT,
-            env=os.environ | environ,
+            env=os.environ | {"PYBROKER_STORE_PATH": ":memory:"} | environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -71,14 +71,22 @@ def test_a_second_signal_forces_it(number: signal.Signals, flags: tuple[str, ...
 def test_it_prints_each_address_and_a_hint(tmp_path: Path) -> None:
     flags = [*FREE, "--listen", "ws://127.0.0.1:0/mqtt", "--listen", f"unix:{tmp_path}/s"]
     with daemon(*flags) as pybroker:
-        lines = [pybroker.out.get(timeout=WAIT) for _ in range(4)]
+        lines = [pybroker.out.get(timeout=WAIT) for _ in range(5)]
         machine = "clients of this machine, without authentication"
         assert re.fullmatch(rf"listening on tcp://127\.0\.0\.1:[1-9]\d* for {machine}\n", lines[0])
         assert re.fullmatch(rf"listening on ws://127\.0\.0\.1:[1-9]\d*/mqtt for {machine}\n", lines[1])
         assert lines[2] == f"listening on unix:{tmp_path}/s for {machine}\n"
-        assert re.fullmatch(r"try: mosquitto_pub -h 127\.0\.0\.1 -p \d+ -t hello -m world\n", lines[3])
+        assert lines[3] == "sessions and messages are kept in memory: a restart loses them\n"
+        assert re.fullmatch(r"try: mosquitto_pub -h 127\.0\.0\.1 -p \d+ -t hello -m world\n", lines[4])
         pybroker.process.terminate()
         assert pybroker.end()[:2] == (0, "")
+
+
+def test_its_store_is_a_file_in_its_data_folder(tmp_path: Path) -> None:
+    environ = {"PYBROKER_STORE_PATH": "", "STATE_DIRECTORY": str(tmp_path / "data")}
+    with daemon(*FREE, **environ) as pybroker:
+        pybroker.until(pybroker.out, re.escape(f"kept in {tmp_path}/data/broker.db and survive a power loss"))
+        assert (tmp_path / "data" / "broker.db").exists()
 
 
 @pytest.mark.parametrize(
