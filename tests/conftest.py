@@ -1,4 +1,4 @@
-"""For the whole suite: nothing is judged by the time it takes, and nothing is written to a real data folder."""
+"""For the whole suite: no test is judged by the time it takes, and none writes to a real data folder."""
 
 import pytest
 from hypothesis import settings
