@@ -7,6 +7,7 @@ it comes back, completes what is open and stays, so that all that is owed can ar
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -14,8 +15,9 @@ from typing import Any
 
 from tests.conformance import wire
 from tests.faults.history import Found, History, Looking, Tag
-from tests.faults.peer import Peer
+from tests.faults.peer import ConnectionGone, Peer
 
+NOTHING = 1.5  # seconds after SUBACK in which what is retained comes, if there is anything
 AGAIN = 0.02  # seconds until the next try of a connection that was refused
 SHELVES = "kept"  # topics of retained messages begin so; nobody but the looker subscribes to them
 
@@ -190,10 +192,18 @@ async def look(history: History, peer: Peer, topic_name: str) -> None:
     peer.seen.clear()
     history.append(Looking(peer.client_id, topic_name))
     await peer.subscribe(topic_name, 0)
-    await peer.ping()  # retained comes before its answer
-    found = [p for p in peer.seen if p.type == wire.PUBLISH and p.retain and p.topic_name == topic_name]
-    tags = [Tag.of(topic_name, packet.payload or b"") for packet in found]
-    history.append(Found(peer.client_id, topic_name, tags[0] if tags else None))
+    found: list[Tag] = []
+
+    def came() -> list[Tag]:
+        shown = [p for p in peer.seen if p.type == wire.PUBLISH and p.retain and p.topic_name == topic_name]
+        found[:] = [Tag.of(topic_name, packet.payload or b"") for packet in shown]
+        return found
+
+    with contextlib.suppress(TimeoutError):
+        await peer.until(lambda: came() or not peer.connected, "something retained", NOTHING)
+    if not peer.connected:
+        raise ConnectionGone(peer.client_id)
+    history.append(Found(peer.client_id, topic_name, found[0] if found else None))
     await peer.unsubscribe(topic_name)
 
 

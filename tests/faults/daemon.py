@@ -14,9 +14,6 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from broker.config import sections
-
-SECTIONS = sections()  # TODO until there is a store
 ROOT = Path(__file__).parent.parent.parent
 WAIT = 30.0  # seconds, for what takes a moment: the start of an interpreter on a busy machine
 MEMORY = ":memory:"  # no store: everything is lost with the process
@@ -56,8 +53,7 @@ class Restartable:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
 
     def command(self, module: str, settings: Sequence[str]) -> list[str]:
-        store = [f"store.path={self.store}"] if self.store != MEMORY or "store" in SECTIONS else []
-        sets = [*store, "log.level=warning", *self.settings, *settings]
+        sets = [f"store.path={self.store}", "log.level=warning", *self.settings, *settings]
         flags = ["--listen", f"tcp://{self.host}:{self.port}", *(f"--set={setting}" for setting in sets)]
         return [*self.prefix, sys.executable, "-m", module, *flags]
 

@@ -78,6 +78,14 @@ class Published(Event):
 
 
 @dataclass(slots=True)
+class Willed(Event):
+    """A will is made, for the CONNECT that comes next; it may be published or not."""
+
+    tag: Tag
+    qos: int
+
+
+@dataclass(slots=True)
 class Acknowledged(Event):
     """PUBACK, PUBREC or PUBCOMP (*kind*) came; *tag* is None when nothing waited for it."""
 

@@ -54,7 +54,7 @@ class PahoSession:
 
 
 class PahoPublisher(PahoSession):
-    """5.0; messages of its own at QoS 1 and 2. It tells neither identifiers nor DUP."""
+    """5.0; messages of its own at QoS 1 and 2. It tells no identifiers, and may send out of order."""
 
     def __init__(self, client_id: str, history: History, port: int) -> None:
         self._open: dict[int, tuple[Tag, int]] = {}
@@ -109,5 +109,7 @@ class PahoSubscriber(PahoSession):
         self.history.append(Subscribed(self.client_id, self.topic_filter))
 
     def _message(self, client: Client, _: Any, message: MQTTMessage) -> None:
-        tag = Tag.of(message.topic, message.payload)
-        self.history.append(Arrived(self.client_id, tag, message.qos, 0, False, bool(message.retain)))
+        tag, qos = Tag.of(message.topic, message.payload), message.qos
+        packet_id = message.mid if qos == 1 else 0  # at QoS 2 this is called at PUBREL
+        dup = qos == 1 and bool(message.dup)
+        self.history.append(Arrived(self.client_id, tag, qos, packet_id, dup, bool(message.retain)))

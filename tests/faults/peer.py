@@ -27,6 +27,7 @@ from tests.faults.history import (
     Tag,
     Unsubscribed,
     Unsubscribing,
+    Willed,
 )
 
 WAIT = 15.0  # seconds for an answer, on a machine that does other things as well
@@ -188,7 +189,8 @@ class Peer:
     async def drop(self) -> None:
         """Cut the connection: a reset, as after a crash of ours."""
         if self._writer is not None:
-            reset_on_close(self._writer.get_extra_info("socket"))
+            with contextlib.suppress(OSError):  # it is closed already
+                reset_on_close(self._writer.get_extra_info("socket"))
         await self._stop()
 
     async def disconnect(self, expiry: int | None = None, reason: int = 0) -> None:
@@ -224,7 +226,7 @@ class Peer:
         self._write(data)
 
     def _write(self, data: bytes) -> None:
-        if self._writer is not None:
+        if self._writer is not None and not self._writer.transport.is_closing():
             self._writer.write(data)
 
     def next_id(self) -> int:
@@ -238,14 +240,23 @@ class Peer:
         self, topic_name: str, qos: int = 1, *, retain: bool = False, clears: bool = False, size: int = 0
     ) -> Tag:
         """The next message of this publisher and topic, sent now. *clears*: without a payload."""
-        number = self._numbers[topic_name] = self._numbers.get(topic_name, 0) + 1
-        tag = Tag(self.client_id, topic_name, number)
+        tag = self._next_tag(topic_name)
         outgoing = Outgoing(tag, qos, retain, b"" if clears else tag.payload(size))
         packet_id = self.next_id() if qos else 0
         if qos:
             self.unfinished[packet_id] = outgoing
         self._send(packet_id, outgoing)
         return tag
+
+    def will(self, topic_name: str, qos: int = 1, retain: bool = False, **properties: int) -> Will:
+        """A will for `connect`, with the next number of its topic."""
+        tag = self._next_tag(topic_name)
+        self.history.append(Willed(self.client_id, tag, qos))
+        return wire.will(topic_name, tag.payload(), qos, retain, **properties)
+
+    def _next_tag(self, topic_name: str) -> Tag:
+        number = self._numbers[topic_name] = self._numbers.get(topic_name, 0) + 1
+        return Tag(self.client_id, topic_name, number)
 
     def _send(self, packet_id: int, outgoing: Outgoing, dup: bool = False) -> None:
         tag, qos, retain = outgoing.tag, outgoing.qos, outgoing.retain

@@ -40,7 +40,7 @@ class Plan:
     seed: int = 0
     kill: bool = True  # False: the broker lives, only connections break
     shortest: float = 0.02  # seconds of one life of the broker
-    longest: float = 1.4
+    longest: float = 1.2
     early: float = 0.1  # how many of the kills hit a broker that is still starting
     stops: float = 0.1  # how many stops in order there are besides, for each kill
     patience: float = 30.0  # seconds for what is still missing at the end
