@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any
 
@@ -22,13 +23,12 @@ from broker.errors import (
     ProtocolError,
     ReasonCode,
     ServerShuttingDown,
-    StoreUnavailable,
 )
 from broker.gateway.local import LocalSubscription
 from broker.handle.deadlines import check_deadlines
 from broker.handle.disconnect import after_restart, due_work, end_session, serve_client
 from broker.handle.dispatch import dispatcher
-from broker.handle.publish import set_expiry
+from broker.handle.publish import check_store, not_stored, set_expiry
 from broker.hook.base import HookBase
 from broker.hook.stats import Stats, sys_values
 from broker.packet.message import Message, travelling
@@ -185,7 +185,7 @@ class Broker:
             self._housekeeping.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._housekeeping
-        await self._settle()
+        await self._core.journal.settled(self.config.capacity.grace_time)
         await self._drain()
         late = tuple(self._background)  # begun meanwhile by the program
         for task in late:
@@ -197,13 +197,6 @@ class Broker:
         await self._core.hooks.stop()
         await self._core.journal.stop()
         log.info("stopped")
-
-    async def _settle(self) -> None:
-        """What clients wait for is on its way to the disk: let it get there."""
-        journal = self._core.journal
-        with contextlib.suppress(StoreUnavailable, TimeoutError):
-            async with asyncio.timeout(self.config.capacity.grace_time):
-                await journal.settle(journal.latest)
 
     async def _drain(self) -> None:
         """End every connection; those that are not gone after the grace time are dropped."""
@@ -302,6 +295,7 @@ class Broker:
         begun = [self._go_on(work) for work in due_work(core, now)]
         core.retained.clean_expired(now)
         core.sessions.drop_expired(now)
+        core.journal.see_to_clock()
         interval = self.config.capacity.sys_interval
         if interval and now - self._sys_at >= interval:
             self._sys_at = now
@@ -341,11 +335,11 @@ class Broker:
         message = self._local_message(topic_name, payload, qos, retain, properties)
         journal = self._core.journal
         if qos and journal.failure is not None:
-            journal.check()
+            check_store(self._core, message)
         changes = journal.changes
         matched = await self._core.router.publish(message)
         if qos:
-            await journal.settle(journal.promise(changes, topic_name))
+            await journal.settle(journal.promise(changes, topic_name), message)
         return ReasonCode.SUCCESS if matched else ReasonCode.NO_MATCHING_SUBSCRIBERS
 
     def _local_message(
@@ -495,4 +489,5 @@ def _client_terms(core: Core) -> ClientTerms:
         names=TopicNames(strict),
         dropped=core.dropped,
         dispatch=dispatcher(core),
+        not_stored=partial(not_stored, core),
     )

@@ -20,7 +20,7 @@ from broker.outbound import Outbound
 from broker.packet.codec import fit
 from broker.packet.enums import Version
 from broker.packet.message import Message, encode_publish
-from broker.packet.packets import NO_PROPERTIES, Connack, Packet, Properties, Puback, Pubrec
+from broker.packet.packets import NO_PROPERTIES, Connack, Packet, Properties
 from broker.packet.reader import PacketReader, TopicNames
 from broker.refusal import connack_refusal, disconnect, explain
 from broker.session.alias import InboundAliases, OutboundAliases
@@ -37,7 +37,6 @@ TURN = 10_000  # deliveries and drops that one read may cause before everybody h
 LARGE = 64 * 1024  # bytes of an unfinished packet that are too many when memory is short
 SHORTEST_CONNACK = 5  # bytes: all that is safe to send while CONNECT was not understood
 PACKET_ID = Struct(">H")
-PUBACK = 0x40  # first byte
 
 
 class Phase(IntEnum):
@@ -62,6 +61,7 @@ class ClientTerms:
     names: TopicNames
     dropped: Callable[[str, Message | None, str], None]
     dispatch: Callable[[Client, Packet], Awaitable[None]]
+    not_stored: Callable[[Client, bytes, Any, Exception], None]  # what must not be acknowledged after all
 
 
 class Client:
@@ -113,7 +113,7 @@ class Client:
         self._terms = terms
         self.outbound = Outbound(
             connection, terms.limits, terms.clock, terms.stats, terms.budget, self._resumed, terms.journal,
-            self._not_stored,
+            partial(terms.not_stored, self),
         )  # fmt: skip
         self._task: asyncio.Task[None] | None = None
         self._careful = False  # a Maximum Packet Size or Topic Aliases: no frame fits all
@@ -434,12 +434,17 @@ class Client:
         if self.session is not None and self.session.link is self:
             self.session.pump()
 
-    def send(self, packet: Packet) -> None:
-        """Queue a control packet; never dropped for data. One that cannot be made small enough ends us."""
+    def send(self, packet: Packet, after: int = 0) -> None:
+        """Queue a control packet; never dropped for data. One that cannot be made small enough ends us.
+
+        It leaves when batch *after* is committed; 0: at once.
+        """
         if self.phase is Phase.GONE:
             return
         data = fit(packet, self.version, self.maximum_packet_size)
-        if data is not None:
+        if data is not None and after:
+            self.outbound.put_after(after, data)
+        elif data is not None:
             self.outbound.put_control(data)
         elif isinstance(packet, Connack):
             self.abort(PacketTooLarge("CONNACK does not fit the client's Maximum Packet Size"))
@@ -465,23 +470,6 @@ class Client:
             self.outbound.put_after(after, data, message)
         else:
             self.outbound.put_control(data)
-
-    def _not_stored(self, data: bytes, message: Message | None, failure: Exception) -> None:
-        """The PUBLISH that *data* was to acknowledge could not be stored: it never happened."""
-        assert isinstance(failure, MqttError)
-        packet_id = PACKET_ID.unpack_from(data, 2)[0]
-        if message is not None:
-            self._terms.journal.revoke(message)
-        elif self.session is not None:
-            message = self.session.let_go(packet_id)
-            if self.receiving is not None:
-                self.receiving.discard(packet_id)
-        self._terms.dropped(self.client_id, message, "store_failed")
-        if self.version is not Version.MQTT_5:
-            self.end(failure)
-        else:
-            refusal = Puback if data[0] == PUBACK else Pubrec
-            self.send(refusal(packet_id, failure.reason, self.explain(failure)))
 
     async def _guarded_write_loop(self) -> None:
         try:

@@ -218,6 +218,7 @@ class Outbound:
         self._corked = 0
         if not self.blocked:
             self._unblock()
+        self._wake()
 
     # ---- writing
 

@@ -72,7 +72,7 @@ class Bench:
         terms = ClientTerms(
             limits=Limits(**limits), protocol=Protocol(), clock=self.clock, stats=Stats(0),
             budget=self.budget, names=TopicNames(True), dropped=self._dropped, dispatch=self._dispatch,
-            journal=Journal(None, levels_of("always", ()), self.clock),
+            journal=Journal(None, levels_of("always", ()), self.clock), not_stored=lambda *_: None,
         )  # fmt: skip
         self.version = version
         self.client = Client(self.wire, terms)

@@ -164,8 +164,10 @@ async def after_restart(core: Core, connected: Iterable[Session]) -> None:
     Those that end with their connection publish their will; delays are counted from now.
     """
     now = core.clock()
+    for session in core.sessions:
+        if session.will is not None:  # hooks are asked who publishes it
+            session.info = ClientInfo(session.client_id, session.version, session.user_name)
     for session in connected:
-        session.info = ClientInfo(session.client_id, session.version, session.user_name)
         async with core.turns.of(session.client_id):
             if session.state is None:
                 await end_session(core, session)

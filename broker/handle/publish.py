@@ -52,8 +52,8 @@ async def handle_publish(core: Core, client: Client, packet: Publish) -> None:
         _check_payload(core, message)
         if core.hooks.inspects_publish:
             message = await inspected(core, client.info, message)
-        if journal.failure is not None and qos and _needs_store(core, session, message):
-            journal.check()
+        if journal.failure is not None and qos:
+            check_store(core, message, qos == QoS.EXACTLY_ONCE and session.state is not None)
         if qos == QoS.EXACTLY_ONCE:
             return _hold(core, client, session, packet, message)
         if message.retain:
@@ -66,15 +66,16 @@ async def handle_publish(core: Core, client: Client, packet: Publish) -> None:
     return None
 
 
-def _needs_store(core: Core, session: Session, message: Message) -> bool:
-    """Whether a durable store would have to keep *message*."""
-    if message.retain and not core.hooks.stores_retained:
-        return True
-    if message.qos == QoS.EXACTLY_ONCE and session.state is not None:
-        return True
+def check_store(core: Core, message: Message, held: bool = False) -> None:
+    """The store cannot be written: raises StoreUnavailable if it would have to keep *message*.
+
+    *held* says that the publisher's own session must, until its PUBREL.
+    """
     route = core.tree.match(message.topic_name)
     members = (member for group in route.groups for member in group)
-    return any(getattr(who, "state", None) is not None for who, _ in (*route.direct, *members))
+    durable = any(getattr(who, "state", None) is not None for who, _ in (*route.direct, *members))
+    if held or durable or (message.retain and not core.hooks.stores_retained):
+        core.journal.check()
 
 
 async def inspected(core: Core, info: ClientInfo, message: Message) -> Message:
@@ -215,6 +216,29 @@ def refuse_publish(core: Core, client: Client, packet: Publish, message: Message
         reason = refusal.reason if refusal.reason in REFUSALS else ReasonCode.UNSPECIFIED_ERROR
         answer = Puback if packet.qos == QoS.AT_LEAST_ONCE else Pubrec
         client.send(answer(packet.packet_id, reason, client.explain(refusal)))
+
+
+def not_stored(
+    core: Core, client: Client, acknowledgement: bytes, message: Message | None, failure: Exception
+) -> None:
+    """The PUBLISH that *acknowledgement* was for could not be stored: it never happened.
+
+    *message* is the one of a PUBACK, which was routed already; what a PUBREC was for is still held.
+    """
+    assert isinstance(failure, MqttError)
+    packet_id = int.from_bytes(acknowledgement[2:4], "big")
+    if message is not None:
+        core.journal.revoke(message)
+    elif client.session is not None:
+        message = client.session.let_go(packet_id)
+        if client.receiving is not None:
+            client.receiving.discard(packet_id)
+    core.dropped(client.client_id, message, "store_failed")
+    if client.version is not Version.MQTT_5:
+        client.end(failure)
+    else:
+        answer = Puback if acknowledgement[0] == PUBACK else Pubrec
+        client.send(answer(packet_id, failure.reason, client.explain(failure)))
 
 
 def _refuse_3(core: Core, client: Client, packet: Publish, refusal: MqttError) -> None:

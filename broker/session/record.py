@@ -88,6 +88,10 @@ class SessionRecord:
         delivery.batch = journal.number
         return journal.promise(-1, delivery.message.topic_name)
 
+    def unstored(self, delivery: Delivery) -> int:
+        """The batch of its last change, if that is not committed yet, else 0. QoS 1 need not wait for it."""
+        return delivery.batch if delivery.qos == 2 and delivery.batch > self.journal.done else 0
+
     def gone(self, delivery: Delivery) -> int:
         """Completed, dropped or handed on."""
         self.journal.delete(Table.DELIVERY, delivery.row)

@@ -11,7 +11,7 @@ from broker.session.inflight import Delivery, Inflight, State
 from broker.session.terms import Link, Recorder, Terms
 from broker.session.will import NEVER, PendingWill
 from broker.topic.shared import Turn
-from broker.topic.subscription import Subscription
+from broker.topic.subscription import Subscription, footprint
 
 RESERVE = 1 << 16  # bytes that a connected client may be sent when the budget of the process is spent
 FOR_EVER = 0xFFFFFFFF  # the Session Expiry Interval that never ends [MQTT5 3.1.2.11.2]
@@ -275,6 +275,10 @@ class Session:
         """Tell the store of its new state; gives the batch to wait for."""
         return delivery.record.stepped(delivery) if delivery.record is not None else 0
 
+    @staticmethod
+    def _unstored(delivery: Delivery) -> int:
+        return delivery.record.unstored(delivery) if delivery.record is not None else 0
+
     def _release(self, delivery: Delivery) -> int:
         """It is not ours any more; gives the batch to wait for before anything is made of that."""
         self._give(delivery.message.size + self.terms.overhead)
@@ -302,6 +306,7 @@ class Session:
                 self._drop(delivery, "expired")
             else:
                 self._start(delivery)
+                delivery.message.forget_frames()
 
     def _resend(self) -> None:
         first = self.inflight.used == 0  # nothing was acknowledged on this connection yet
@@ -309,7 +314,7 @@ class Session:
             pass
         if first and self.link is not None and not self.link.full:
             for delivery in self.inflight.take_released():
-                self.link.send(Pubrel(delivery.packet_id))
+                self.link.send(Pubrel(delivery.packet_id), self._unstored(delivery))
 
     def _resend_next(self) -> bool:
         """Send the first unfinished delivery again [MQTT5 4.4]; False when it must wait."""
@@ -322,7 +327,7 @@ class Session:
             return False
         if delivery.state is State.WAIT_PUBCOMP:
             inflight.resend.popleft()
-            link.send(Pubrel(delivery.packet_id))
+            link.send(Pubrel(delivery.packet_id), self._unstored(delivery))
             return True
         if inflight.used >= inflight.window:
             return False
@@ -335,6 +340,7 @@ class Session:
             delivery.identifiers,
             delivery.packet_id,
             True,
+            self._unstored(delivery),
         ):
             inflight.finish(delivery)
             self._release(delivery)
@@ -389,7 +395,7 @@ class Session:
         """Add or replace a subscription."""
         topic_filter = subscription.topic_filter
         if topic_filter not in self.subscriptions:
-            self.charge(len(topic_filter) + self.terms.overhead)
+            self.charge(footprint(topic_filter, self.terms.overhead))
         self.subscriptions[topic_filter] = subscription
         if self.state is not None:
             self.state.subscribed(subscription)
@@ -398,7 +404,7 @@ class Session:
         """Remove a subscription; False if there is none."""
         if self.subscriptions.pop(topic_filter, None) is None:
             return False
-        self.charge(-len(topic_filter) - self.terms.overhead)
+        self.charge(-footprint(topic_filter, self.terms.overhead))
         if self.state is not None:
             self.state.unsubscribed(topic_filter)
         return True

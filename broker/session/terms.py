@@ -31,8 +31,8 @@ class Link(Protocol):
         It leaves when batch *after* of the journal is committed; 0: at once.
         """
 
-    def send(self, packet: Pubrel) -> None:
-        """Queue a control packet; never dropped."""
+    def send(self, packet: Pubrel, after: int = 0) -> None:
+        """Queue a control packet; never dropped. *after* is as in `publish`."""
 
     def fits(self, message: Message, qos: int, identifiers: tuple[int, ...]) -> bool:
         """Whether the client's Maximum Packet Size allows the PUBLISH of *message*."""
@@ -58,6 +58,9 @@ class Recorder(Protocol):
 
     def stepped(self, delivery: Delivery) -> int:
         """It was sent or released; gives the batch that must be committed before that leaves, or 0."""
+
+    def unstored(self, delivery: Delivery) -> int:
+        """The batch of its last change, if that is not committed yet, else 0."""
 
     def gone(self, delivery: Delivery) -> int:
         """It is not ours any more; as `stepped`."""

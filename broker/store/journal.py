@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from broker.errors import StoreError, StoreUnavailable
@@ -20,6 +22,7 @@ log = logging.getLogger("broker.store")
 
 RETRY = 1.0  # seconds between two tries while the store cannot be written
 NOTE = 1.0  # seconds between two notes of the clock
+STOP = 10.0  # seconds that a stop waits for the disk
 GIVE_WAY = 0.001  # seconds after which a busy event loop lets the writer have the interpreter
 GIVEN = 0.0001  # seconds for which it does
 REMEMBERED = 10_000  # Topic Names whose level is remembered
@@ -97,10 +100,12 @@ class Journal:
         self._open: Changes = {table: {} for table in Table}
         self._fresh: dict[Table, set[int]] = {table: set() for table in Table}  # not on disk, not on its way
         self._fsync = Fsync.NEVER
-        self._on_its_way = (self._open, self._fresh, self._fsync)
+        self._on_its_way = (self._open, self._fsync)
         self._failed: dict[MessageRecord, list[Any]] = {}  # while waiters are told: what holds a message
         self._waiting: dict[Waiter, None] = {}
         self._noted_at = 0.0
+        self._note_due = True
+        self._ahead = 0.0  # what the wall clock is ahead of ours, as noted last
         self._writer: Writer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._busy = False  # the writer has a batch
@@ -127,14 +132,18 @@ class Journal:
         writer, self._writer = self._writer, None
         if writer is None:
             return
-        await writer.idle()
-        self._busy = True
-        self._noted_at = 0.0
-        writer.submit(self._close_batch())
-        await writer.idle()
-        if self.failure is not None:
-            log.error("stopped with changes that are not stored, and were not acknowledged")
-        await writer.close()
+        try:
+            async with asyncio.timeout(STOP):
+                await writer.idle()
+                self._busy = True
+                self._note_due = True
+                writer.submit(self._close_batch())
+                await writer.idle()
+                if self.failure is not None:
+                    log.error("stopped with changes that are not stored, and were not acknowledged")
+                await writer.close()
+        except TimeoutError:
+            log.error("the disk has not answered for %g s: stopped without it", STOP)
 
     @property
     def started(self) -> bool:
@@ -236,12 +245,28 @@ class Journal:
         self._waiting[waiter] = None
         self._schedule()
 
-    async def settle(self, number: int) -> None:
-        """Wait for the commit of batch *number*. Raises StoreUnavailable when it fails."""
+    def see_to_clock(self) -> None:
+        """Note it when the wall clock has jumped: or the jump would count as time that we were not there."""
+        if self._writer is not None and abs(self._wall() - self._clock() - self._ahead) > NOTE:
+            self._note_due = True
+            self._schedule()
+
+    async def settle(self, number: int, message: Message | None = None) -> None:
+        """Wait for the commit of batch *number*. Raises StoreUnavailable when it fails.
+
+        Then *message*, which is what was to be stored, is taken back.
+        """
         if number > self.done:
-            settling = Settling(number, asyncio.get_running_loop().create_future())
-            self.wait(settling)
-            await settling.future
+            future = asyncio.get_running_loop().create_future()
+            revoke = None if message is None else partial(self.revoke, message)
+            self.wait(Settling(number, future, revoke))
+            await future
+
+    async def settled(self, seconds: float) -> None:
+        """Let what is on its way get to the disk, for *seconds* at most."""
+        with contextlib.suppress(StoreUnavailable, TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.settle(self.latest)
 
     # ---- the writer
 
@@ -256,7 +281,7 @@ class Journal:
         self._due = False
         if self._busy or self._writer is None:
             return
-        if not any(self._open.values()) and self.failure is None:  # all of it was deleted again
+        if not (any(self._open.values()) or self._note_due or self.failure):  # all of it was deleted again
             self.number += 1
             self._fsync = Fsync.NEVER
             self._release(self.number - 1)
@@ -275,10 +300,11 @@ class Journal:
                     number: None if change is None else change[0](change[1])
                     for number, change in changes.items()
                 }
-        if now - self._noted_at >= NOTE or not self._noted_at:
-            self._noted_at = now
+        if self._note_due or now - self._noted_at >= NOTE:
             batch.clock = StoreClock(now + self.offset, self._wall())
-        self._on_its_way = (self._open, self._fresh, self._fsync)
+            self._noted_at, self._note_due = now, False
+            self._ahead = batch.clock.wall - now
+        self._on_its_way = (self._open, self._fsync)
         self._open = {table: {} for table in Table}
         self._fresh = {table: set() for table in Table}
         self._fsync = Fsync.NEVER
@@ -301,9 +327,9 @@ class Journal:
     def _written(self, batch: Batch, failure: StoreError | None) -> None:
         """The writer is done with *batch*, in the event loop's thread."""
         self._busy = False
-        changes, fresh, fsync = self._on_its_way
+        changes, fsync = self._on_its_way
         if failure is not None:
-            self._merge(changes, fresh, fsync)
+            self._merge(changes, fsync)
             self._fail(batch.number, failure, changes)
             return
         self.commits += 1
@@ -327,20 +353,14 @@ class Journal:
 
     # ---- failure
 
-    def _merge(self, changes: Changes, fresh: dict[Table, set[int]], fsync: Fsync) -> None:
-        """What could not be written goes into the open batch, below what has changed since."""
+    def _merge(self, changes: Changes, fsync: Fsync) -> None:
+        """What could not be written goes into the open batch, below what has changed since.
+
+        Nothing of it is new any more: a write that failed may have reached the file all the same.
+        """
         for table, before in changes.items():
-            since, new = self._open[table], fresh[table]
-            for number, change in before.items():
-                if number not in since:
-                    since[number] = change
-                    if number in new:
-                        self._fresh[table].add(number)
-                elif number in new:
-                    if since[number] is None:
-                        del since[number]
-                    else:
-                        self._fresh[table].add(number)
+            self._fresh[table] -= before.keys()
+            self._open[table] = {**before, **self._open[table]}
         self._fsync = max(self._fsync, fsync)
         if any(self._open.values()):
             self.latest = self.number
@@ -379,9 +399,10 @@ class Journal:
 class Settling:
     """A coroutine that waits for one batch."""
 
-    def __init__(self, number: int, future: asyncio.Future[None]) -> None:
+    def __init__(self, number: int, future: asyncio.Future[None], revoke: Callable[[], None] | None) -> None:
         self._number = number
         self.future = future
+        self._revoke = revoke
 
     def committed(self, number: int) -> bool:
         if number < self._number:
@@ -393,6 +414,8 @@ class Settling:
     def not_committed(self, number: int, failure: Exception) -> bool:
         if number < self._number:
             return True
+        if self._revoke is not None:
+            self._revoke()
         if not self.future.done():
             self.future.set_exception(failure)
         return False

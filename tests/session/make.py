@@ -49,7 +49,7 @@ class FakeLink:
         self.sent.append(Sent(message.payload, qos, packet_id, dup, retain, identifiers))
         return True
 
-    def send(self, packet: Pubrel) -> None:
+    def send(self, packet: Pubrel, after: int = 0) -> None:
         self.sent.append(packet)
 
     def fits(self, message: Message, *_: Any) -> bool:
