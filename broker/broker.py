@@ -329,11 +329,13 @@ class Broker:
         When it returns, the message is in every session that matches, with QoS 1 and 2 as durably as the
         store promises. Gives the Reason Code that a client would get: 0x00, or 0x10 when no subscription
         matched. Raises TopicNameInvalid, ProtocolError for a property or QoS that cannot be, QuotaExceeded
-        when it cannot be retained, StoreUnavailable when it cannot be stored.
+        when it cannot be retained, StoreUnavailable when it cannot be stored, BrokerError while the store
+        is not open, which it is from `start` to `stop`.
         """
         check_topic_name(topic_name)
         message = self._local_message(topic_name, payload, qos, retain, properties)
         journal = self._core.journal
+        journal.check_open()
         if qos and journal.failure is not None:
             check_store(self._core, message)
         changes = journal.changes
@@ -426,6 +428,7 @@ class Broker:
 
         A pending will is published, shared messages go to other members.
         """
+        self._core.journal.check_open()
         session = self._core.sessions.get(client_id)
         if session is None:
             return False

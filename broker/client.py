@@ -344,7 +344,7 @@ class Client:
         expiry, an alias or a limit make them its own.
         """
         outbound = self.outbound
-        if outbound.blocked and qos == 0 and (outbound.full or outbound.budget.low):
+        if qos == 0 and (outbound.full or (outbound.blocked and outbound.budget.low)):
             reason = "outbound_full" if outbound.full else "memory"
             self._terms.dropped(self.info.client_id, message, reason)
             return False

@@ -63,6 +63,7 @@ class SessionRecord:
 
     def unsubscribed(self, topic_filter: str) -> None:
         self.journal.delete(Table.SUBSCRIPTION, self._filters.pop(topic_filter))
+        self.journal.promise(-1)  # now: a hook may wait before the answer is put together
 
     # ---- deliveries
 

@@ -74,7 +74,8 @@ class Restore:
                     yield
 
     def finish(self) -> None:
-        """Delete what nothing holds. The journal must have been started."""
+        """Delete what nothing holds; from here on the journal takes changes."""
+        self._journal.ready = True
         for table, number in self.orphans:
             self._journal.delete(table, number)
         for number, message in self._messages.items():
@@ -85,7 +86,7 @@ class Restore:
 
     def _message(self, number: int, row: Any) -> None:
         message = self._messages[number] = message_of(row, self._journal.offset)
-        message.record = MessageRecord(number)
+        message.record = MessageRecord(self._journal, number)
 
     def _take(self, number: int) -> Message:
         message = self._messages[number]

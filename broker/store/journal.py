@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from broker.errors import StoreError, StoreUnavailable
+from broker.errors import BrokerError, StoreError, StoreUnavailable
 from broker.packet.message import Message
 from broker.store.base import Batch, DurableStore, Encode, Fsync, StoreClock, Table, Waiter
 from broker.store.schema import message_row
@@ -33,9 +33,10 @@ Changes = dict[Table, dict[int, "tuple[Encode, Any] | None"]]
 class MessageRecord:
     """The row of one Message, shared by all that hold it: queues, in-flight tables, retained store."""
 
-    __slots__ = ("id", "references")
+    __slots__ = ("id", "journal", "references")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, journal: Journal, number: int) -> None:
+        self.journal = journal  # a hook may keep a message longer than the broker lives
         self.id = number
         self.references = 0
 
@@ -92,6 +93,7 @@ class Journal:
         self.changes = 0  # puts and deletes, ever: whoever compares two looks knows whether there were any
         self.done = 0  # the newest batch that is committed, and with it all before
         self.latest = 0  # the newest batch with changes that is not committed; 0: all are
+        self.ready = False  # the store is open, and all of it is in memory
         self.gate = 0  # while set: whatever is routed now leaves after this batch
         self.failure: StoreError | None = None
         self.told: Callable[[StoreError | None], None] = lambda failure: None  # of a failure, and of its end
@@ -130,6 +132,7 @@ class Journal:
     async def stop(self) -> None:
         """Commit what is open, note the time, close the store. What cannot be written is logged."""
         writer, self._writer = self._writer, None
+        self.ready = False
         if writer is None:
             return
         try:
@@ -205,14 +208,21 @@ class Journal:
     def refer(self, message: Message) -> int:
         """One more holds *message*; gives its row."""
         record = message.record
-        if record is None:
-            record = message.record = MessageRecord(self.new_id())
+        if record is None or record.journal is not self:
+            record = message.record = MessageRecord(self, self.new_id())
             self.put(Table.MESSAGE, record.id, self._message_row, message, new=True)
-        elif record.references == 0:  # let go and taken up again
-            self.put(Table.MESSAGE, record.id, self._message_row, message)
+        elif record.references == 0:  # let go and taken up again, as at PUBREL
+            self._put_again(record, message)
         record.references += 1
         number: int = record.id
         return number
+
+    def _put_again(self, record: MessageRecord, message: Message) -> None:
+        pending = self._open[Table.MESSAGE]
+        if record.id in pending and pending[record.id] is None:
+            del pending[record.id]  # it was about to be deleted: it stays as it is
+        else:
+            self.put(Table.MESSAGE, record.id, self._message_row, message)
 
     def let_go(self, message: Message) -> None:
         """One less holds *message*; its row goes with the last."""
@@ -257,6 +267,7 @@ class Journal:
         Then *message*, which is what was to be stored, is taken back.
         """
         if number > self.done:
+            self.check_open()
             future = asyncio.get_running_loop().create_future()
             revoke = None if message is None else partial(self.revoke, message)
             self.wait(Settling(number, future, revoke))
@@ -389,6 +400,11 @@ class Journal:
         """While waiters are told of a failure: *message*, which is refused now, leaves what held it."""
         for source in self._failed.pop(message.record, ()):
             source.revoke()
+
+    def check_open(self) -> None:
+        """Raises BrokerError while there is a store that is not open."""
+        if self.store is not None and not self.ready:
+            raise BrokerError(f"the store {self.store.path} is not open: start the broker first")
 
     def check(self) -> None:
         """Raises StoreUnavailable while the store cannot be written."""
