@@ -22,8 +22,9 @@ LOCK_TIME = 1.0  # seconds that a process which is just ending may take to let g
 BUSY_TIME = 5.0  # seconds that another program may hold the database's own write lock
 AT_ONCE = 16 * 1024 * 1024  # bytes of BLOBs for one statement; a larger batch takes several
 PROBE = 65536  # bytes that must fit before a store that was full is tried with messages again
+PAGE = 4096  # bytes, about
+MERGE = 1000  # pages that the WAL grows by, about, until they are written to the database too
 FULL = ("SQLITE_FULL",)
-
 
 
 def connect(path: str, mode: str = "rwc") -> sqlite3.Connection:
@@ -48,7 +49,7 @@ class SqliteStore:
 
         *program* is noted in the file.
         """
-        self.path = os.path.realpath(path)  # the lock is beside the file, whatever name it is called by
+        self.path = os.path.realpath(path)  # SQLite follows links too, with what it has beside the file
         self._program = program
         self._lowest = lowest
         self._fsync: Fsync | None = None
@@ -56,13 +57,15 @@ class SqliteStore:
         self._lock = -1
         self._identity = (0, 0)
         self._folder_changed = 0
-        self._failing = False
+        self._grown = 0  # pages in the WAL since the last merge, about
+        self._failing = False  # the last batch could not be written
+        self._doubtful = False  # a sync has failed
 
     # ---- opening
 
     def open(self) -> StoreClock | None:
         """See DurableStore. After an unclean stop the whole file is checked; how long, the log tells."""
-        self._take_lock()
+        self._lock = take_lock(self.path)
         try:
             with explained(self.path):
                 return self._open()
@@ -74,11 +77,9 @@ class SqliteStore:
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # for its owner alone
         self._connect()
         db = self._connection
-        new = is_empty(db)
-        if new:
+        if is_empty(db):
             self._create(db)
-        check_format(db, self.path)
-        if not new and meta(db).get("clean") != 1:
+        elif meta(db).get("clean") != 1:
             self._check(db)
         self._migrate(db)
         self._set_fsync(Fsync.ALWAYS)
@@ -92,45 +93,22 @@ class SqliteStore:
     def _connect(self) -> None:
         self._db = db = connect(self.path, "rw")
         self._fsync = None
+        self._grown = 0
+        if not is_empty(db):
+            check_format(db, self.path)  # nothing is changed before: it may belong to somebody else
         if db.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
             raise StoreError(f"{self.path}: this file system cannot do WAL; choose another with store.path")
+        db.execute("PRAGMA wal_autocheckpoint = 0")  # it says nothing of failures: see _merge
         for statement in change_statements():
             db.execute(statement)
         self._identity = identity(self.path)
-        self._folder_changed = os.stat(os.path.dirname(self.path)).st_mtime_ns
+        self._folder_changed = self._folder_time()
 
     @property
     def _connection(self) -> sqlite3.Connection:
         if self._db is None:
             raise StoreError(f"{self.path}: the store is not open")
         return self._db
-
-    def _take_lock(self) -> None:
-        """One process at a time. The lock goes with the process, however it ends."""
-        name = self.path + "-lock"
-        try:
-            self._lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StoreError(
-                f"{self.path}: cannot be opened: {error.strerror} ({name}); choose a file in a folder that "
-                "exists and may be written, with store.path"
-            ) from None
-        until = time.monotonic() + LOCK_TIME
-        while True:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if time.monotonic() > until:
-                    holder = os.pread(self._lock, 20, 0).decode(errors="replace").strip() or "unknown"
-                    self._close_all()
-                    raise StoreError(
-                        f"{self.path}: in use by process {holder}; stop it, or give this broker another file "
-                        "with store.path"
-                    ) from None
-                time.sleep(0.02)
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, str(os.getpid()).encode(), 0)
 
     def _create(self, db: sqlite3.Connection) -> None:
         db.execute("BEGIN IMMEDIATE")
@@ -168,26 +146,26 @@ class SqliteStore:
     # ---- writing
 
     def write(self, batch: Batch) -> None:
-        """See DurableStore."""
+        """See DurableStore. What is reported is in a file that bears the name, whoever removed that one."""
         try:
             with explained(self.path):
-                if self._failing:
-                    self._see_to_file()
+                if self._failing or self._doubtful:
+                    self._see_to_files()
                     self._write_wal_again()
                 self._write(batch)
-                changed = os.stat(os.path.dirname(self.path)).st_mtime_ns
-                if batch.clock is not None or changed != self._folder_changed:
-                    self._folder_changed = changed
-                    self._see_to_file()  # before anybody is told that it is stored
+                if batch.clock is not None or self._folder_changed != self._folder_time():
+                    self._see_to_files()
         except StoreError:
-            self._failing = True
+            self._failing = self._doubtful = True
             raise
         self._failing = False
+        self._merge()
 
     def _write(self, batch: Batch) -> None:
         db = self._connection
         self._set_fsync(batch.fsync)
         todo = [part.parameters() for part in parts(batch, self._failing)]
+        self._grown += 4 + len(batch) // 4 + sum(len(each["blobs"]) for each in todo) // PAGE
         if len(todo) == 1:
             db.execute(CHANGE, todo[0])
             return
@@ -208,6 +186,17 @@ class SqliteStore:
             self._connection.execute(f"PRAGMA synchronous = {word}")
             self._fsync = fsync
 
+    def _merge(self) -> None:
+        """Write what is in the WAL to the database, now and then, so that the WAL begins anew."""
+        if self._grown < MERGE:
+            return
+        self._grown = 0
+        try:
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        except sqlite3.Error as error:  # nothing is lost: it is all in the WAL. But was that synced?
+            log.error("%s: its WAL cannot be merged: %s", self.path, error)
+            self._doubtful = True
+
     def _write_wal_again(self) -> None:
         """After a failed sync: the system holds the pages of it for clean, and would never write them.
 
@@ -220,11 +209,21 @@ class SqliteStore:
                 os.pwrite(file.fileno(), data, at)
                 at += len(data)
             os.fsync(file.fileno())
+        self._doubtful = False
 
-    # ---- the file itself
+    # ---- the files themselves
 
-    def _see_to_file(self) -> None:
-        """Somebody may have removed the file under us: all of it is written to a new one then."""
+    def _folder_time(self) -> int:
+        """Another one after a file of the folder was removed, renamed or made."""
+        try:
+            return os.stat(os.path.dirname(self.path)).st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    def _see_to_files(self) -> None:
+        """Somebody may have removed them under us: what is committed goes to files that bear the names."""
+        self._folder_changed = self._folder_time()
+        self._see_to_lock()
         try:
             here = identity(self.path)
         except FileNotFoundError:
@@ -234,28 +233,41 @@ class SqliteStore:
             raise StoreError(
                 f"{self.path}: replaced by another file while in use; move that away, and the store goes on"
             )
-        if not os.path.exists(self.path + "-wal"):
-            log.error("%s-wal was removed while in use; the store is written anew", self.path)
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            self._connection.close()
-            self._connect()
-        if not os.path.exists(self.path + "-lock"):
-            os.close(self._lock)
-            self._take_lock()
+        for name in ("-wal", "-shm"):
+            if not os.path.exists(self.path + name):
+                self._reopen(name)
+
+    def _see_to_lock(self) -> None:
+        found = os.fstat(self._lock)
+        with contextlib.suppress(FileNotFoundError):
+            if identity(self.path + "-lock") == (found.st_dev, found.st_ino):
+                return
+        lock = take_lock(self.path)
+        os.close(self._lock)
+        self._lock = lock
+
+    def _reopen(self, removed: str) -> None:
+        """Bring all that is committed into the database, and begin a new WAL."""
+        log.error("%s%s was removed while in use; it is made anew", self.path, removed)
+        self._set_fsync(Fsync.ALWAYS)
+        busy, _, _ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            raise StoreError(f"{self.path}: locked by another program; close that")
+        self._connection.close()
+        self._connect()
 
     def _rescue(self) -> None:
+        """Write the whole store, which this connection still has, to a new file."""
         log.error("%s was removed while in use; it is written anew", self.path)
-        if not os.path.exists(self.path + "-lock"):
-            os.close(self._lock)
-            self._take_lock()
         copy = self.path + "-rescue"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(copy)
-        with contextlib.closing(connect(copy)) as target:
+        os.close(os.open(copy, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        with contextlib.closing(connect(copy, "rw")) as target:
             self._connection.backup(target)
-        os.rename(copy, self.path)
+        os.rename(copy, self.path)  # one of them is there at any moment
         sync_folder(self.path)
-        self._connection.close()
+        self._connection.close()  # before there is a new WAL: SQLite removes what is called like the old one
         self._connect()
 
     # ---- the end
@@ -268,7 +280,7 @@ class SqliteStore:
                     self._set_fsync(Fsync.ALWAYS)
                     self._db.execute("REPLACE INTO meta VALUES ('clean', 1)")
                     self._db.execute("DELETE FROM meta WHERE key = 'probe'")
-                    self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                    self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         finally:
             self._close_all()
 
@@ -335,7 +347,7 @@ class Part:
     def parameters(self) -> dict[str, Any]:
         found: dict[str, Any] = dict.fromkeys(PARTS)
         found.update((name, json.dumps(rows)) for name, rows in self._lists.items())
-        found["blobs"] = b"".join(self._blobs)
+        found["blobs"] = b"".join(self._blobs) or b"-"  # a part of this can be empty, one of nothing is NULL
         return found
 
 
@@ -374,6 +386,38 @@ def rows_of(db: sqlite3.Connection, table: Table) -> Iterator[tuple[int, Row]]:
 # ---- what a file is, and what went wrong with it
 
 
+def take_lock(path: str) -> int:
+    """The lock of the store *path*, as an open file: it goes with the process, however that ends.
+
+    Raises StoreError when another process has it.
+    """
+    path = os.path.realpath(path)
+    name = path + "-lock"
+    try:
+        lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreError(
+            f"{path}: cannot be opened: {error.strerror} ({name}); choose a file in a folder that "
+            "exists and may be written, with store.path"
+        ) from None
+    until = time.monotonic() + LOCK_TIME
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            if time.monotonic() > until:
+                holder = os.pread(lock, 20, 0).decode(errors="replace").strip() or "unknown"
+                os.close(lock)
+                raise StoreError(
+                    f"{path}: in use by process {holder}; stop it, or choose another file with store.path"
+                ) from None
+            time.sleep(0.02)
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, str(os.getpid()).encode(), 0)
+    return lock
+
+
 def meta(db: sqlite3.Connection) -> dict[str, Any]:
     """What the store says of itself."""
     return dict(db.execute("SELECT key, value FROM meta WHERE key != 'probe'"))
@@ -390,6 +434,8 @@ def check_format(db: sqlite3.Connection, path: str) -> None:
     if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         raise StoreError(f"{path}: an SQLite file, but no store of pybroker; choose another with store.path")
     version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version < 1:
+        raise damaged(path, f"there is no store format {version}")
     if version > FORMAT:
         raise StoreError(
             f"{path}: written by a newer pybroker (store format {version}, this one knows {FORMAT}); "
@@ -411,7 +457,7 @@ def explained(path: str) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", "") or ""
-        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or "decode to UTF-8" in str(error):
             raise damaged(path, str(error)) from None
         if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
             raise StoreError(f"{path}: {error}; it and its folder must exist and be writable") from None
