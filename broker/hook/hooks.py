@@ -243,7 +243,9 @@ class Hooks:
 def _tell_now(methods: tuple[Method, ...], *args: Any) -> None:
     for method in methods:
         try:
-            method.call(*args)
+            if inspect.iscoroutine(result := method.call(*args)):
+                result.close()
+                raise TypeError(f"{method.event} is told by a plain call, and waits for nothing")
         except Exception:
             _failed(method)
 

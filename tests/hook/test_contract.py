@@ -25,6 +25,7 @@ from broker import (
     SubscribeRequest,
     Version,
 )
+from broker.errors import StoreError
 from broker.hook.base import EVENTS
 from broker.packet.packets import (
     Auth,
@@ -41,6 +42,7 @@ from broker.packet.packets import (
     Unsubscribe,
     Will,
 )
+from tests.durable import broken_disk, recovered, until
 from tests.peer import Clock, Peer, memory_broker, run_async, settle
 
 CONTRACT = Path(__file__).parents[2] / "docs" / "hooks.md"
@@ -77,6 +79,10 @@ def recorder(calls: list[str], name: str, *events: str) -> HookBase:
 
 def boom(*args: Any) -> Any:
     raise RuntimeError("boom")
+
+
+OF_THE_STORE = ("on_store_failed", "on_store_recovered")
+NEVER_WAITS = ("on_publish_deliver", "can_read", "on_dropped", *OF_THE_STORE)
 
 
 async def hangs(*args: Any) -> Any:
@@ -165,7 +171,7 @@ async def test_05__stop_last_first_after_the_last_connection(caplog: pytest.LogC
 @run_async
 async def test_06__a_plain_function_will_do() -> None:
     calls: list[str] = []
-    waits = [event for event in EVENTS if event not in ("on_auth", "get_retained")]
+    waits = [event for event in EVENTS if event not in ("on_auth", "get_retained", *NEVER_WAITS)]
     async with memory_broker(hooks=[recorder(calls, "a", *waits)]) as broker:
         peer = Peer(broker)
         await peer.connect("c")
@@ -178,7 +184,7 @@ async def test_06__a_plain_function_will_do() -> None:
         peer.send(Disconnect())
         await peer.expect_end()
         await settle(broker, "c")
-    assert {call[2:] for call in calls} == set(waits) - {"on_session_resumed", "on_dropped"}
+    assert {call[2:] for call in calls} == set(waits) - {"on_session_resumed"}
 
 
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
@@ -200,6 +206,17 @@ async def test_07__once_per_delivery_never_waits() -> None:
 
 
 @run_async
+async def test_07__a_coroutine_that_is_told_of_a_drop_has_failed(caplog: pytest.LogCaptureFixture) -> None:
+    async with memory_broker(hooks=[hook(on_dropped=hangs)]) as broker:
+        peer = Peer(broker)
+        await peer.connect("c", properties={"maximum_packet_size": 20})
+        await peer.subscribe("t")
+        peer.send(Publish("t", b"x" * 20))
+        await peer.expect_nothing()
+    assert "failed in on_dropped" in caplog.text
+
+
+@run_async
 async def test_08__a_coroutine_has_its_time(caplog: pytest.LogCaptureFixture) -> None:
     async with memory_broker(QUICK, hooks=[hook(on_publish=hangs)]) as broker:
         peer = Peer(broker)
@@ -208,7 +225,7 @@ async def test_08__a_coroutine_has_its_time(caplog: pytest.LogCaptureFixture) ->
     assert "failed in on_publish" in caplog.text
 
 
-@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("event", [event for event in EVENTS if event not in OF_THE_STORE])
 @pytest.mark.parametrize("failure", [boom, hangs])
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
 def test_09__a_hook_that_fails_touches_nobody_else(
@@ -857,6 +874,52 @@ async def test_39__the_program_is_not_asked() -> None:
         await broker.publish("t", b"x")
         await peer.expect(Publish)
     assert asked == ["a.can_read", "a.on_publish_deliver"]
+
+
+# ---- a store that cannot be written
+
+
+@run_async
+async def test_40__told_once_when_it_fails_and_once_when_it_works_again(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    told = hook(
+        on_store_failed=lambda failure: seen.append((type(failure), failure.full, str(failure))),
+        on_store_recovered=lambda: seen.append("recovered"),
+    )
+    path = tmp_path / "broker.db"
+    async with memory_broker(hooks=[told], store=path) as broker:
+        peer, other = Peer(broker), Peer(broker)
+        await peer.connect("c", properties={"session_expiry_interval": 60})
+        await peer.subscribe("t", qos=1)
+        await other.connect("o")
+        with broken_disk(broker):
+            assert await other.publish("t", b"1", qos=1) == ReasonCode.QUOTA_EXCEEDED
+            assert seen == [(StoreError, True, f"{path}: no room")]
+            await until(lambda: broker._core.journal.failures > 3)
+            assert await other.publish("t", b"2", qos=2, packet_id=2) == ReasonCode.QUOTA_EXCEEDED
+        await recovered(broker)
+        assert seen[1:] == ["recovered"]
+        assert await other.publish("t", b"4", qos=1, packet_id=4) == 0
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("failure", [boom, hangs])
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
+@run_async
+async def test_40__one_that_fails_is_logged(
+    failure: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    events = dict.fromkeys(OF_THE_STORE, failure)
+    async with memory_broker(hooks=[hook(**events)], store=tmp_path / "broker.db") as broker:
+        peer, other = Peer(broker), Peer(broker)
+        await peer.connect("c", properties={"session_expiry_interval": 60})
+        await peer.subscribe("t", qos=1)
+        await other.connect("o")
+        with broken_disk(broker, full=False):
+            assert await other.publish("t", qos=1) == ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+        await recovered(broker)
+        assert await other.publish("t", qos=1) == 0
+    assert all(f"failed in {event}" in caplog.text for event in OF_THE_STORE)
 
 
 def test_log_names_hook_and_event(caplog: pytest.LogCaptureFixture) -> None:
