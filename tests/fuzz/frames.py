@@ -170,6 +170,7 @@ def seeds() -> Iterator[bytes]:
     for settings in (b"\0\0", b"\1\x21", b"\2\x3a", b"\3\xff"):
         yield settings + frame(0x82, b"Hello") + frame(0x81, b"text") + frame(0x82)
         yield settings + frame(0x02, b"a") + frame(0x89, b"ping") + frame(0x00) + frame(0x80, b"b" * 200)
+        yield settings + frame(0x02, b"a" * 100) + frame(0x80, b"b" * 100)
         yield settings + frame(0x8A) + frame(0x88, b"\x03\xe8" + "é".encode())
     for payload in (b"", b"\x03", b"\x03\xec", b"\x0b\xb8", b"\x03\xe8\xff"):
         yield b"\2\0" + frame(0x88, payload) + frame(0x82, b"late")

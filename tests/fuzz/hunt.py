@@ -76,7 +76,7 @@ def write_seeds(target: Target, folder: Path) -> None:
 
 
 def grow(name: str, found: Path) -> None:
-    """Make the corpus anew: the fewest and shortest of its inputs, the seeds and *found* for what all reach."""
+    """Make the corpus anew: the fewest and shortest of it, the seeds and *found* that reach what all do."""
     target = load(name)
     corpus = target.kept[0]
     corpus.mkdir(parents=True, exist_ok=True)
@@ -87,6 +87,7 @@ def grow(name: str, found: Path) -> None:
         (found / "inputs").mkdir(parents=True, exist_ok=True)
         folders = map(str, (new, corpus, seeds, found / "inputs"))
         command = [sys.executable, "-m", "tests.fuzz", name, f"--found={found}", "-merge=1", *folders]
+        command += ["-use_counters=0"] * target.frugal
         subprocess.run(command, check=True)
         shutil.rmtree(corpus)
         shutil.copytree(new, corpus)

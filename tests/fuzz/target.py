@@ -35,6 +35,9 @@ class Target:
     split: Callable[[bytes], list[Piece]] = pieces.split_records
     join: Callable[[Sequence[Piece]], bytes] = pieces.join_records
     change_body: Callable[[bytes, int, Random, Change], bytes] = _any_body
+    frugal: bool = (
+        False  # runs are slow: keep what reaches new code, not what runs it another number of times
+    )
     words: Sequence[bytes] = ()  # what the fuzzer puts in now and then
 
     @property

@@ -16,6 +16,7 @@ from tests.fuzz.pieces import Draw, record, split_records
 from tests.fuzz.target import Target
 from tests.topic.make import Peer
 
+NAMES = ("a", "a/b", "a/b/c", "b/a", "/", "$x/y")
 MOST = 60  # records of one input that are played
 LONGEST = MAXIMUM_LENGTH + 10  # characters of a text
 WALKS = 3  # walks through the index that may be under way
@@ -198,14 +199,16 @@ class Play:
         for walk in self.walks:
             walk.end()
         self.walks.clear()
-        for topic_name in ("a", *list(self.stored)[:20]):
+        for topic_name in (*NAMES, *list(self.stored)[:20]):
             self.check_name(topic_name)
         assert dict(self.index.items()) == self.stored and len(self.index) == len(self.stored)
         assert self.trees[0].count == self.trees[1].count == len(self.subscribed)
         for topic_name in tuple(self.stored):
             self.index.pop(topic_name)
-        for peer, topic_filter in tuple(self.subscribed):
-            assert all(tree.unsubscribe(peer, topic_filter) for tree in self.trees)
+        for number, key in enumerate(tuple(self.subscribed)):
+            del self.subscribed[key]
+            assert all(tree.unsubscribe(*key) for tree in self.trees)
+            self.check_name(NAMES[number % len(NAMES)])
         assert self.index._root == (), "something stays in the index"
         for tree in self.trees:
             root = tree._wildcards._root
