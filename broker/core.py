@@ -75,7 +75,7 @@ def assemble(
     tree: SubscriptionTree[Any] = SubscriptionTree(config.protocol.overlap)
     journal = make_journal(config, clock)
     retained = MemoryRetainedStore(
-        capacity.maximum_retained_messages, capacity.maximum_retained_bytes, budget, journal
+        capacity.maximum_retained_messages, capacity.maximum_retained_bytes, budget, journal, 2 * OVERHEAD
     )
     terms = Terms(
         clock=clock,

@@ -57,6 +57,8 @@ class Router:
         for group in route.groups:
             chosen = group.choose(message, None, self._choice, message.client_id)
             self._deliver_shared(chosen, message)
+        if message.qos:
+            message.forget_frames()
         return bool(route.direct or route.groups)
 
     def _deliver_own(self, subscriber: Subscriber, message: Message, own: Subscription | None) -> None:

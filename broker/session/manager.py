@@ -7,6 +7,7 @@ import secrets
 import string
 from collections.abc import Callable, Collection, Iterator
 
+from broker.packet.message import text_size
 from broker.session.session import Session
 from broker.session.terms import Terms
 from broker.session.will import NEVER
@@ -84,7 +85,7 @@ class SessionManager:
     @staticmethod
     def cost(client_id: str, user_name: str | None) -> int:
         """The bytes that a session with nothing in it takes of the budget."""
-        return len(client_id) + len(user_name or "") + OVERHEAD
+        return text_size(client_id) + text_size(user_name or "") + OVERHEAD
 
     def delete(self, session: Session) -> bool:
         """Forget *session*, still full; False when it was gone or replaced already."""

@@ -40,13 +40,20 @@ class MemoryRetainedStore:
     """
 
     def __init__(
-        self, maximum_messages: int, maximum_bytes: int, budget: ByteBudget, journal: Journal | None = None
+        self,
+        maximum_messages: int,
+        maximum_bytes: int,
+        budget: ByteBudget,
+        journal: Journal | None = None,
+        overhead: int = 0,
     ) -> None:
+        """*overhead* is what a message takes of *budget* besides its own bytes."""
         self._journal = journal if journal is not None and journal.writes else None
         self._rows: dict[str, int] = {}  # in the journal, by Topic Name
         self._maximum_messages = maximum_messages
         self._maximum_bytes = maximum_bytes
         self._budget = budget
+        self._overhead = overhead
         self._index: TopicIndex[tuple[int, Message]] = TopicIndex()
         self._deadlines: list[tuple[float, int, str]] = []
         self._changes = 0
@@ -63,7 +70,8 @@ class MemoryRetainedStore:
         self._keep(message, growth)
 
     def _keep(self, message: Message, growth: int) -> None:
-        self._budget.take_anyway(growth)
+        is_new = message.topic_name not in self._index
+        self._budget.take_anyway(growth + is_new * self._overhead)
         self._changes += 1
         self._index.set(message.topic_name, (self._changes, message.bare()))
         self.size += growth
@@ -116,7 +124,7 @@ class MemoryRetainedStore:
             raise QuotaExceeded(f"{self._maximum_messages} retained messages are stored")
         if growth > 0 and self.size + growth > self._maximum_bytes:
             raise QuotaExceeded(f"{self._maximum_bytes} bytes of retained messages are stored")
-        if growth > 0 and not self._budget.has(growth):
+        if growth > 0 and not self._budget.has(growth + is_new * self._overhead):
             raise QuotaExceeded("the byte budget of the broker is spent")
         return growth
 
@@ -132,7 +140,7 @@ class MemoryRetainedStore:
                 self._journal.delete(Table.RETAINED, self._rows.pop(topic_name))
                 self._journal.let_go(old[1])
             self.size -= old[1].size
-            self._budget.give(old[1].size)
+            self._budget.give(old[1].size + self._overhead)
 
     def find(self, topic_filter: str, now: float) -> Iterator[Message | None]:
         """Every match; see RetainedStore."""

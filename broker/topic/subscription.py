@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Protocol
 
+from broker.topic.name import has_wildcard
+
 _ORDER = attrgetter("order")
 
 
@@ -34,6 +36,16 @@ class Subscription:
         Nothing is stored for the usual case: without No Local it is the subscription itself.
         """
         return self.remaining if self.no_local else self
+
+
+def footprint(topic_filter: str, overhead: int) -> int:
+    """Bytes that a subscription takes, about, at *overhead* for each group of objects that belong to it.
+
+    With wildcards each level may be a branch of the tree that nobody else needs.
+    """
+    branches = topic_filter.count("/") + 1 if has_wildcard(topic_filter) else 0
+    width = 1 if topic_filter.isascii() else 4  # bytes a character, at most
+    return width * len(topic_filter) + (3 + branches) * overhead
 
 
 class Subscriber(Protocol):

@@ -169,7 +169,9 @@ def test_b05__a_client_id_that_nobody_holds_is_free_even_in_a_storm(serve: Serve
 def test_b05__fights_over_a_client_id_by_setting(serve: Serve) -> None:
     server = serve(maximum_takeovers=0)
     for _ in range(40):
-        server.connect("c")
+        holder = server.connect("c")
+    server.connect("c")
+    holder.expect_close(0x8E)
 
 
 def test_b05__another_users_attempts_are_no_takeovers(serve: Serve) -> None:

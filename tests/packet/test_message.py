@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -162,14 +164,35 @@ def test_caches_do_not_count_in_comparisons() -> None:
     assert "_frames" not in repr(one)
 
 
+def taken(value: object) -> int:
+    """Bytes that *value* takes with all that is in it."""
+    inside: Iterable[object] = ()
+    if isinstance(value, dict):
+        inside = value.values()  # the names are constants
+    elif isinstance(value, list | tuple):
+        inside = value
+    return sys.getsizeof(value) + sum(map(taken, inside))
+
+
 @given(make.messages())
-def test_size_is_near_the_bytes_sent(message: Message) -> None:
-    message = message.with_(topic_name=message.topic_name.encode("ascii", "replace").decode())
+def test_size_is_no_less_than_what_it_takes_and_not_far_above(message: Message) -> None:
+    message.properties = message.properties or NO_PROPERTIES
+    objects = sys.getsizeof("") + sys.getsizeof(b"")  # are in the overhead of a message
+    real = sum(map(taken, (message.topic_name, message.payload))) - objects
+    real += taken(message.properties) if message.properties else 0
     sent = len(encode_publish(message, V5, 0, False))
-    texts = sum(map(len, str(message.properties)))
-    assert len(message.topic_name) + len(message.payload) <= message.size
-    assert message.size <= sent + 4 * len(message.properties)
-    assert sent - message.size <= 12 + 3 * texts
+    pairs = len(message.properties.get("user_property", ()))
+    wide = 50 * (2 + len(message.properties) + 2 * pairs)  # heads of strings with wide characters
+    assert real - wide <= message.size <= 4 * sent + 260 + 200 * (len(message.properties) + pairs)
+
+
+@pytest.mark.parametrize(
+    ("text", "width"), [("x" * 10_000, 1), ("x" * 10_000 + "\U0001f600", 4), ("\u00e9" * 10_000, 4)]
+)
+def test_size_counts_what_characters_take(text: str, width: int) -> None:
+    properties = {"user_property": [(text, text)], "content_type": text}
+    for message, texts in (Message(text), 1), (Message("t", properties=properties), 3):
+        assert texts * width * len(text) <= message.size <= texts * width * len(text) + 600
 
 
 @pytest.mark.parametrize(
