@@ -204,6 +204,7 @@ class Client:
                 return
             stats.bytes_received += len(data)
             packets = reader.feed(data)
+            progressed = bool(packets)
             if packets:
                 stats.messages_received += len(packets)
                 self.handling = True
@@ -217,9 +218,11 @@ class Client:
                         turn_ends = stats.publish_sent + stats.drops + TURN
                 self.handling = False
                 self.last_packet_at = terms.clock()  # our own time is not the client's silence [B08]
+                del packet
             if reader.error is not None:
                 raise reader.error
-            self._note_partial(bool(packets))
+            del data, packets  # or they would be held until something comes again
+            self._note_partial(progressed)
             if self.outbound.swamped:
                 await self._until_taken()
 
