@@ -219,10 +219,11 @@ class Journal:
 
     def _put_again(self, record: MessageRecord, message: Message) -> None:
         pending = self._open[Table.MESSAGE]
-        if record.id in pending and pending[record.id] is None:
+        if record.id in pending and self.failure is None:
             del pending[record.id]  # it was about to be deleted: it stays as it is
-        else:
-            self.put(Table.MESSAGE, record.id, self._message_row, message)
+        else:  # never written, deleted by an earlier batch, or part of one that failed
+            new = record.id not in pending
+            self.put(Table.MESSAGE, record.id, self._message_row, message, new=new)
 
     def let_go(self, message: Message) -> None:
         """One less holds *message*; its row goes with the last."""
