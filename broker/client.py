@@ -61,7 +61,7 @@ class ClientTerms:
     names: TopicNames
     dropped: Callable[[str, Message | None, str], None]
     dispatch: Callable[[Client, Packet], Awaitable[None]]
-    not_stored: Callable[[Client, bytes, Any, Exception], None]  # what must not be acknowledged after all
+    not_stored: Callable[[Client, bytes, Any, Exception], bytes | None]  # what an acknowledgement becomes
 
 
 class Client:

@@ -69,10 +69,13 @@ class Outbound:
         budget: ByteBudget,
         resumed: Callable[[], None],
         journal: Journal,
-        refused: Callable[[bytes, Any, Exception], None],
+        refused: Callable[[bytes, Any, Exception], bytes | None],
     ) -> None:
-        """*resumed* is called each time the socket takes data again, *refused* with each acknowledgement
-        that must not be sent and what `put_after` was told of it."""
+        """*resumed* is called each time the socket takes data again.
+
+        *refused* is called with each acknowledgement that must not be sent and what `put_after` was told of
+        it, and gives what is sent instead, if anything.
+        """
         self._connection = connection
         self._limits = limits
         self._clock = clock
@@ -173,19 +176,19 @@ class Outbound:
             self._corked = 0
             self._connection.abort()
             return False
-        refused = []
         gate, self._gate = self._gate or deque(), deque()
         for batch, data, about in gate:
             if data[0] & 0xF6 == QOS_1:
-                self._gate.append((0, data, about))
+                self._leave(data)
             elif 0 < batch <= number and data[0] in ACKNOWLEDGEMENTS:
-                refused.append((data, about))
                 self._count_gated(-len(data))
+                refusal = self._refused(data, about, failure)
+                if refusal is not None and not self._closed:  # in the place of what it refuses
+                    self._count_gated(len(refusal))
+                    self._gate.append((0, refusal, None))
             else:
                 self._gate.append((batch, data, about))
-        self._open_gate(self._journal.done, past_others=True)
-        for data, about in refused:
-            self._refused(data, about, failure)
+        self._open_gate(self._journal.done)
         return self._waits
 
     @property
@@ -196,23 +199,19 @@ class Outbound:
         self._gated_bytes += size
         self.budget.take_anyway(size)
 
-    def _open_gate(self, number: int, past_others: bool = False) -> None:
-        """What waits for batch *number* or earlier leaves in order, even *past_others* that wait longer."""
-        gate, kept = self._gate, []
-        while gate and (past_others or gate[0][0] <= number):
-            entry = gate.popleft()
-            if entry[0] > number:
-                kept.append(entry)
-                continue
-            data = entry[1]
-            self._count_gated(-len(data))
-            if data[0] & 0xF0 == PUBLISH:
-                self.put(data)
-            else:
-                self.put_control(data)
-        if gate is not None:
-            gate.extend(kept)
+    def _open_gate(self, number: int) -> None:
+        """What waits for batch *number* or earlier leaves, in order."""
+        gate = self._gate
+        while gate and gate[0][0] <= number:
+            self._leave(gate.popleft()[1])
         self._tell_unblocked()
+
+    def _leave(self, data: bytes) -> None:
+        self._count_gated(-len(data))
+        if data[0] & 0xF0 == PUBLISH:
+            self.put(data)
+        else:
+            self.put_control(data)
 
     def _uncork(self) -> None:
         self._corked = 0

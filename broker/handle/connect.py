@@ -148,6 +148,7 @@ async def accept(core: Core, client: Client, packet: Connect, announcements: dic
     will = _will(core, packet)
     async with core.turns.of(packet.client_id):
         changes = core.journal.changes
+        _check_store(core, packet)
         before = await _take_over(core, client, packet)
         session, present = await _session_for(core, client, packet)
         _start(core, client, packet, session, present, will, announcements, changes)
@@ -250,6 +251,20 @@ def _check_storm(core: Core, client: Client, old: Client) -> None:
             takeovers.seconds,
         )
     raise MqttError("too many takeovers of this ClientID", ReasonCode.CONNECTION_RATE_EXCEEDED)
+
+
+def _check_store(core: Core, packet: Connect) -> None:
+    """While the store cannot be written: no session is made or wiped that should outlive its connection.
+
+    What CONNACK says would not be true after a crash. Sessions that are stored can be resumed.
+    """
+    if core.journal.failure is None:
+        return
+    session = core.sessions.get(packet.client_id)
+    stored = session is not None and session.recorder is not None and session.recorder.stored
+    lasts = min(_expiry_asked(core, packet), core.config.limits.session_expiry_interval) > 0
+    if (stored and packet.clean_start) or (lasts and not stored):
+        core.journal.check()
 
 
 async def _session_for(core: Core, client: Client, packet: Connect) -> tuple[Session, bool]:

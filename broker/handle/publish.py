@@ -18,6 +18,7 @@ from broker.errors import (
     TopicNameInvalid,
 )
 from broker.hook.base import ClientInfo
+from broker.packet.codec import fit
 from broker.packet.enums import QoS, Version
 from broker.packet.message import Message, travelling
 from broker.packet.packets import Properties, Puback, Publish, Pubrec
@@ -220,10 +221,11 @@ def refuse_publish(core: Core, client: Client, packet: Publish, message: Message
 
 def not_stored(
     core: Core, client: Client, acknowledgement: bytes, message: Message | None, failure: Exception
-) -> None:
+) -> bytes | None:
     """The PUBLISH that *acknowledgement* was for could not be stored: it never happened.
 
-    *message* is the one of a PUBACK, which was routed already; what a PUBREC was for is still held.
+    *message* is the one of a PUBACK, which was routed already; what a PUBREC was for is still held. Gives the
+    negative acknowledgement; None for 3.x, which has none: the connection is ended.
     """
     assert isinstance(failure, MqttError)
     packet_id = int.from_bytes(acknowledgement[2:4], "big")
@@ -236,9 +238,10 @@ def not_stored(
     core.dropped(client.client_id, message, "store_failed")
     if client.version is not Version.MQTT_5:
         client.end(failure)
-    else:
-        answer = Puback if acknowledgement[0] == PUBACK else Pubrec
-        client.send(answer(packet_id, failure.reason, client.explain(failure)))
+        return None
+    answer = Puback if acknowledgement[0] == PUBACK else Pubrec
+    packet = answer(packet_id, failure.reason, client.explain(failure))
+    return fit(packet, client.version, client.maximum_packet_size)
 
 
 def _refuse_3(core: Core, client: Client, packet: Publish, refusal: MqttError) -> None:

@@ -20,7 +20,7 @@ class SessionRecord:
     connection has only the one row, and that while it has a will: after a crash the will is published.
     """
 
-    __slots__ = ("_filters", "_held", "id", "journal", "session", "stored", "whole", "will")
+    __slots__ = ("_filters", "_has_row", "_held", "_since", "id", "journal", "session", "whole", "will")
 
     def __init__(self, session: Session, journal: Journal, whole: bool, stored_as: int = 0) -> None:
         """*stored_as* is the row that the store has of it already."""
@@ -28,7 +28,8 @@ class SessionRecord:
         self.journal = journal
         self.whole = whole  # all of the session is stored, not its will alone
         self.id = stored_as or journal.new_id()
-        self.stored = stored_as > 0  # there is a row of the session itself
+        self._has_row = stored_as > 0  # of the session itself
+        self._since = 0 if stored_as else journal.number  # the batch that makes it
         self.will = session.will if stored_as else None  # as stored
         self._filters: dict[str, int] = {}
         self._held: dict[int, int] = {}
@@ -46,11 +47,17 @@ class SessionRecord:
                 journal.let_go(before.message)
             self.will = will
         if self.whole or will is not None:
-            journal.put(Table.SESSION, self.id, session_row, self, new=not self.stored)
-            self.stored = True
-        elif self.stored:
+            journal.put(Table.SESSION, self.id, session_row, self, new=not self._has_row)
+            if not self._has_row:
+                self._has_row, self._since = True, journal.number
+        elif self._has_row:
             journal.delete(Table.SESSION, self.id)
-            self.stored = False
+            self._has_row = False
+
+    @property
+    def stored(self) -> bool:
+        """Whether the session would be there after a crash in this moment."""
+        return self._has_row and self.whole and self._since <= self.journal.done
 
     # ---- subscriptions
 

@@ -47,6 +47,10 @@ class Recorder(Protocol):
 
     whole: bool
 
+    @property
+    def stored(self) -> bool:
+        """Whether the session would be there after a crash in this moment."""
+
     def note(self) -> None:
         """Will, deadlines, owner or interval have changed."""
 

@@ -208,7 +208,6 @@ class SqliteStore:
             while data := os.pread(file.fileno(), 1 << 16, at):
                 os.pwrite(file.fileno(), data, at)
                 at += len(data)
-            os.fsync(file.fileno())
         self._doubtful = False
 
     # ---- the files themselves
