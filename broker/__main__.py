@@ -1,7 +1,8 @@
-"""`pybroker`, the daemon: flags -> Config -> serve().
+"""`pybroker`, the daemon: flags -> Config -> serve(); and `pybroker store`, which looks after its file.
 
 Exit status: 0 after a clean stop, 1 when an address or the store cannot be used, 2 for bad flags or settings,
-128 + the signal when a second signal forces the end.
+128 + the signal when a second signal forces the end. Of `pybroker store`: 0 when all is well, 1 when there is
+damage, something is lost or a file cannot be used, 2 for bad flags.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from broker.broker import Broker
 from broker.config import Config, Format, Level, changed, load
 from broker.core import transport_options
 from broker.errors import ConfigError, StoreError
+from broker.store import repair
 from broker.transport.address import is_loopback, parse_address
 
 log = logging.getLogger("broker")
 
-COMMANDS = ("serve", "check")
+COMMANDS = ("serve", "check", "store")
 WILDCARD = ("0.0.0.0", "::", "")
 WAY_OUT = {
     errno.EADDRINUSE: "; stop the program that has it, or choose another with --listen URL",
@@ -44,7 +46,9 @@ class Parser(argparse.ArgumentParser):
     def parse(self, argv: Sequence[str] | None) -> argparse.Namespace:
         flags = self.parse_args(argv)
         if flags.command not in COMMANDS:
-            self.error(f"{flags.command} is no command: choose serve or check")
+            self.error(f"{flags.command} is no command: choose serve, check or store")
+        if flags.command == "store":
+            self.error("store comes first")
         return flags
 
     def error(self, message: str) -> NoReturn:
@@ -58,8 +62,9 @@ def arguments() -> Parser:
         "command",
         nargs="?",
         default="serve",
-        metavar="serve|check",
-        help="serve (the default), or check: say what a configuration means, and start nothing",
+        metavar="serve|check|store",
+        help="serve (the default), or check: say what a configuration means, and start nothing, or store: "
+        "look after a store (see pybroker store --help)",
     )
     add("--config", metavar="FILE.toml", help="settings; else the file that PYBROKER_CONFIG names")
     add(
@@ -80,6 +85,17 @@ def arguments() -> Parser:
     add("--log-format", choices=get_args(Format), help="how a line of the log looks, on standard error")
     add("--log-level", choices=get_args(Level), help="the least that is logged")
     add("--version", action="version", version=f"pybroker {__version__}")
+    return parser
+
+
+def store_arguments() -> Parser:
+    parser = Parser(prog="pybroker store", description="Look after the file of a store.", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="verify|dump|compact|salvage")
+    for name, says in STORE_COMMANDS.items():
+        command = commands.add_parser(name, help=says, description=says, allow_abbrev=False)
+        command.add_argument("file", metavar="FILE")
+        if name == "salvage":
+            command.add_argument("new", metavar="NEWFILE")
     return parser
 
 
@@ -278,9 +294,60 @@ def configure(level: str, form: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
+# ---- the store
+
+STORE_COMMANDS = {
+    "verify": "Say what is in FILE, and what is wrong with it. A broker may have it open.",
+    "dump": "Write everything in FILE as JSON Lines. A broker may have it open.",
+    "compact": "Give the room that FILE does not need back to the disk.",
+    "salvage": "Copy all that can be read in FILE, which is not changed, to NEWFILE.",
+}
+
+
+def look_after(flags: argparse.Namespace) -> int:
+    """`pybroker store`. Raises StoreError."""
+    match flags.command:
+        case "verify":
+            verdict = repair.verify(flags.file)
+            print(*verdict.facts, *(f"damaged: {text}" for text in verdict.problems), sep="\n")
+            print("damage was found" if verdict.problems else "no damage was found")
+            return int(bool(verdict.problems))
+        case "dump":
+            for line in repair.dump(flags.file):
+                print(line)
+        case "compact":
+            print("{} bytes before, {} after".format(*repair.compact(flags.file)))
+        case "salvage":
+            done = repair.salvage(flags.file, flags.new)
+            print(*(f"{name}: {rows} rows copied" for name, rows in done.copied.items()), sep="\n")
+            print(*done.notes, *(f"lost: {text}" for text in done.lost), sep="\n")
+            old = flags.file
+            print(f"to use {flags.new}: move {old}, {old}-wal and {old}-shm away, then give it that name")
+            return int(bool(done.lost))
+    return 0
+
+
+def store(argv: Sequence[str]) -> int:
+    """`pybroker store ...`; returns the exit status."""
+    flags = store_arguments().parse_args(argv)
+    try:
+        status = look_after(flags)
+        sys.stdout.flush()
+        return status
+    except StoreError as error:
+        print(f"pybroker: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The entry point of the `pybroker` command; returns the exit status."""
-    flags = arguments().parse(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["store"]:
+        return store(words[1:])
+    flags = arguments().parse(words)
     try:
         config = settings(flags, os.environ)
         if flags.command == "check":

@@ -103,7 +103,7 @@ def test_a_daemon_needs_an_address() -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["start"], "start is no command: choose serve or check"),
+        (["start"], "start is no command: choose serve, check or store"),
         (["--lisen", "tcp://a:1"], "unrecognized arguments: --lisen"),
         (["--conf", "a.toml"], "unrecognized arguments: --conf"),
         (["--listen"], "--listen: expected one argument"),
