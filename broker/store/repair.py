@@ -35,6 +35,7 @@ from broker.store.sqlite import (
     damaged,
     explained,
     meta,
+    newer,
     rows_of,
     sync_folder,
     take_lock,
@@ -140,12 +141,15 @@ def looking(path: str) -> Iterator[sqlite3.Connection]:
     path = os.path.realpath(path)
     if not os.path.isfile(path):
         raise StoreError(f"{path}: there is no such file")
-    mode = "ro"
-    if not os.path.exists(path + "-wal") and not os.access(os.path.dirname(path), os.W_OK):
-        mode = "ro&immutable=1"  # SQLite could not make its files beside it, and nobody else can
-    with explained(path), contextlib.closing(connect(path, mode)) as db:
+    # Without a WAL nobody has it open. SQLite would make one to read with it, and leave it there.
+    closed = not os.path.exists(path + "-wal")
+    before = os.stat(path)
+    with explained(path), contextlib.closing(connect(path, "ro&immutable=1" if closed else "ro")) as db:
         db.execute("BEGIN")
         yield db
+    after = os.stat(path)
+    if closed and (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
+        raise StoreError(f"{path}: a broker has changed it meanwhile; try again")
 
 
 @dataclass
@@ -350,7 +354,7 @@ class Salvage:
         if header:
             version, application = (int.from_bytes(header[at : at + 4], "big") for at in (60, 68))
             if application == APPLICATION_ID and version > FORMAT:
-                raise StoreError(f"{self._path}: written by a newer pybroker; use that version")
+                raise newer(self._path, version)
         tree = Tree(self._pages, self._used, 1, 5)
         told = {cells[1]: cells[3] for _, cells in tree.rows() if cells[0] == "table"}
         made = {name: 2 + i for i, name in enumerate(("meta", *(table.name.lower() for table in Table)))}

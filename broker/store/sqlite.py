@@ -436,10 +436,14 @@ def check_format(db: sqlite3.Connection, path: str) -> None:
     if version < 1:
         raise damaged(path, f"there is no store format {version}")
     if version > FORMAT:
-        raise StoreError(
-            f"{path}: written by a newer pybroker (store format {version}, this one knows {FORMAT}); "
-            "use that version, or another file with store.path"
-        )
+        raise newer(path, version)
+
+
+def newer(path: str, version: int) -> StoreError:
+    return StoreError(
+        f"{path}: written by a newer pybroker (store format {version}, this one knows {FORMAT}); "
+        "use that version, or another file with store.path"
+    )
 
 
 def damaged(path: str, what: str) -> StoreError:
