@@ -25,6 +25,7 @@ from tests.faults.history import (
     Leaving,
     Looking,
     Published,
+    Started,
     Subscribed,
     Subscribing,
     Tag,
@@ -34,6 +35,7 @@ from tests.faults.history import (
 )
 
 SLACK = 2.0  # seconds that the end of a session may come late
+SETTLED = 0.6  # seconds of a broker's life after which it has stored who is gone
 
 Rule = Callable[[History], Iterator[str]]
 RULES: list[Rule] = []
@@ -373,22 +375,35 @@ def what_is_unsubscribed_stays_away(history: History) -> Iterator[str]:
 
 @dataclass(slots=True)
 class Standing:
-    """What is known of the session of one client: there, not there, or None for not known."""
+    """What is known of the session of one client: there, not there, or None for not known.
+
+    Its end counts from `gone_at`, when the client left. To a broker that is killed before it has stored that,
+    all who were there have left when it starts again: the end counts from `counts_from` at the latest.
+    """
 
     there: bool | None = False
     expiry: float = 0.0
     expected: bool | None = False  # of the CONNACK that is awaited
     asked: float = 0.0
     gone_at: float | None = None
+    counts_from: float | None = None  # None: not known yet
 
 
 @rule
 def session_present_says_the_truth(history: History) -> Iterator[str]:
     """[MQTT-3.2.2-2, MQTT-3.2.2-3], over crashes as well."""
     standings: dict[str, Standing] = defaultdict(Standing)
+    lives = 0.0  # since when
     for event in history:
         standing = standings[event.client]
-        if isinstance(event, Connecting):
+        if isinstance(event, Started):
+            lives = event.at
+        elif isinstance(event, Killed):
+            for each in standings.values():
+                _life_is_over(each, lives, event.at)
+            lives = float("inf")
+        elif isinstance(event, Connecting):
+            _life_is_over(standing, lives, event.at)
             _connecting(standing, event)
         elif isinstance(event, Connected):
             if standing.expected is not None and event.session_present != standing.expected:
@@ -396,19 +411,26 @@ def session_present_says_the_truth(history: History) -> Iterator[str]:
             standing.there, standing.expiry, standing.gone_at = True, standing.asked, None
         elif isinstance(event, Leaving) and event.expiry is not None:
             standing.expiry, standing.there = event.expiry, None  # nobody says whether it was read
-        elif isinstance(event, Gone):
-            standing.gone_at = event.at if standing.gone_at is None else standing.gone_at
+        elif isinstance(event, Gone) and standing.gone_at is None:
+            standing.gone_at, standing.counts_from = event.at, None
             if standing.expiry == 0 and standing.there:
                 standing.there = False
+
+
+def _life_is_over(standing: Standing, began: float, ended: float) -> None:
+    """The broker lived between these times: did it store that the client is gone?"""
+    if standing.gone_at is not None and standing.counts_from is None:
+        since = max(began, standing.gone_at)
+        if ended - since > SETTLED:
+            standing.counts_from = since
 
 
 def _connecting(standing: Standing, event: Connecting) -> None:
     there = standing.there
     if there and standing.gone_at is not None:
-        away = event.at - standing.gone_at
-        if away > standing.expiry + SLACK:
+        if standing.counts_from is not None and event.at - standing.counts_from > standing.expiry + SLACK:
             there = False
-        elif away > standing.expiry - 0.1:
+        elif event.at - standing.gone_at > standing.expiry - 0.1:
             there = None
     standing.expected = False if event.clean_start else there
     standing.asked = event.expiry

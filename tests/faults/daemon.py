@@ -61,7 +61,7 @@ class Restartable:
         """Start it, and wait until it listens. *settings* and *environ* are for this process alone."""
         self.launch(*settings, module=module, **environ)
         try:
-            self._listens()
+            self.says("listening on")
         except AssertionError:
             self.kill()
             raise
@@ -77,14 +77,15 @@ class Restartable:
             stderr=self._log,
         )
 
-    def _listens(self) -> None:
+    def says(self, text: str) -> None:
+        """Wait until it has written *text* to standard output."""
         assert self._process is not None and self._process.stdout is not None
         pipe, said, deadline = self._process.stdout.fileno(), b"", time.monotonic() + WAIT
-        while b"listening on" not in said:
+        while text.encode() not in said:
             ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, f"it does not listen after {WAIT} s"
+            assert ready, f"it does not say {text!r} within {WAIT} s"
             data = os.read(pipe, 65536)
-            assert data, f"it ended before it listened: {self.log()}"
+            assert data, f"it ended before it said {text!r}: {self.log()}"
             said += data
 
     @property

@@ -161,8 +161,17 @@ class Breach(Event):
 
 
 @dataclass(slots=True)
+class Started(Event):
+    """The broker was started again and listens; *client* names it."""
+
+    at: float = field(default_factory=time.monotonic)
+
+
+@dataclass(slots=True)
 class Killed(Event):
     """The broker was killed; *client* names it."""
+
+    at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(slots=True)

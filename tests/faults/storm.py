@@ -23,7 +23,7 @@ from typing import Any
 from tests.faults.checker import check
 from tests.faults.crowd import Weather, crowd
 from tests.faults.daemon import MEMORY, Restartable
-from tests.faults.history import Acknowledged, Arrived, Drained, History, Killed
+from tests.faults.history import Acknowledged, Arrived, Drained, History, Killed, Started
 from tests.faults.pahos import PahoPublisher, PahoSubscriber
 
 LEVELS = ("always", "normal", "never")
@@ -134,6 +134,7 @@ class Storm:
 
     async def _start(self) -> None:
         await _blocking(self.broker.start, *self._level())
+        self.history.append(Started("broker"))
 
     def _level(self) -> list[str]:
         return [] if self.broker.store == MEMORY else [f"store.fsync={self.dice.choice(LEVELS)}"]

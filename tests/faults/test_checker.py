@@ -20,6 +20,7 @@ from tests.faults.history import (
     Leaving,
     Looking,
     Published,
+    Started,
     Subscribed,
     Subscribing,
     Tag,
@@ -73,7 +74,7 @@ def found(tag: Tag | None) -> Found:
 
 LOOK = Looking("look", "t/a")
 END = Drained("all")
-CRASH = Killed("broker")
+CRASH = Killed("broker", 6.0)
 START = [*joined("pub"), *joined(), *subscribed()]
 UNSUBSCRIBED = [Unsubscribing("sub", "t/#"), Unsubscribed("sub", "t/#")]
 SHARED = "$share/g/t/#"
@@ -156,6 +157,9 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "never was": [*joined(present=True)],
         "clean start": [*joined(), gone(), *joined(present=True, clean=True)],
         "outlived itself": [*joined(expiry=1.0), gone(at=5.0), *joined(present=True, at=9.0)],
+        "outlived itself over a crash": [
+            *joined(expiry=1.0), gone(at=5.0), CRASH, Started("broker", 7.0), *joined(present=True, at=10.5),
+        ],
         "gone too early": [*joined(expiry=9.0), gone(at=5.0), *joined(present=False, at=9.0)],
         "ended with its connection": [*joined(expiry=0.0), *back(present=True)],
     },
@@ -193,6 +197,13 @@ GOOD: dict[str, list[Event]] = {
     "one member of a group": [*GROUP, sent(qos=2), *completed(), came(qos=2, client="b"), END],
     "a new session knows nothing": [*START, sent(), acked(), gone(), *joined(clean=True), END],
     "session that ended": [*joined(expiry=1.0), gone(at=5.0), *joined(present=False, at=9.0)],
+    "to the broker it left when that started": [
+        *joined(expiry=1.0), CRASH, gone(at=6.0), Started("broker", 8.0), *joined(present=True, at=9.5),
+    ],
+    "killed before that was stored": [
+        *joined(expiry=1.0), CRASH, gone(at=6.0), Started("broker", 6.1), Killed("broker", 6.2),
+        Started("broker", 9.0), *joined(present=True, at=10.5),
+    ],
     "CONNECT without an answer": [Connecting("sub", False, HOUR, 0.0), gone(), *joined(present=True)],
     "DISCONNECT with expiry 0, lost in a crash": [*joined(), Leaving("sub", 0), *back(present=True)],
     "DISCONNECT with expiry 0": [*joined(), Leaving("sub", 0), *back(present=False)],

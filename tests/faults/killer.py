@@ -1,0 +1,183 @@
+"""`pybroker` in this process, with a place where it kills itself.
+
+    KILL_AT="commit: after" python -m tests.faults.killer [flags of pybroker]
+
+The first call of the named place after SIGUSR1 (answered with "armed" on standard output) is the end of the
+process, by SIGKILL. A place that the broker does not have any more ends it at once, with status 3.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from broker.store.base import Table
+from tests.conformance import wire
+from tests.faults.peer import packets
+
+VARIABLE = "KILL_AT"
+MISSING = 3  # exit status
+
+
+def kill() -> NoReturn:
+    while True:
+        os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1)  # until it has arrived
+
+
+def always(*args: Any, **kwargs: Any) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Place:
+    """A function of the broker, and which of its calls count."""
+
+    module: str
+    name: str
+    counts: Callable[..., bool] = always
+
+
+def of_table(*tables: Table) -> Callable[..., bool]:
+    """Calls of Journal.put and Journal.delete for one of *tables*."""
+    return lambda journal, table, *args, **kwargs: table in tables
+
+
+def with_packet(kind: int) -> Callable[..., bool]:
+    """Calls of a connection's `write` whose bytes hold a packet of this kind."""
+    return lambda connection, data: any(raw[0] >> 4 == kind for raw in packets(bytearray(data)))
+
+
+def something(store: Any, batch: Any) -> bool:
+    """A batch with rows in it: one without only notes the time."""
+    return any(batch.rows.values())
+
+
+JOURNAL, TCP = "broker.store.journal", "broker.transport.tcp"
+
+PLACES: dict[str, Place] = {
+    # what arrives
+    "CONNECT arrives": Place("broker.handle.connect", "handle_connect"),
+    "PUBLISH arrives": Place("broker.handle.publish", "handle_publish"),
+    "PUBACK arrives": Place("broker.handle.acks", "handle_puback"),
+    "PUBREC arrives": Place("broker.handle.acks", "handle_pubrec"),
+    "PUBREL arrives": Place("broker.handle.acks", "handle_pubrel"),
+    "PUBCOMP arrives": Place("broker.handle.acks", "handle_pubcomp"),
+    "SUBSCRIBE arrives": Place("broker.handle.subscribe", "handle_subscribe"),
+    "UNSUBSCRIBE arrives": Place("broker.handle.subscribe", "handle_unsubscribe"),
+    "DISCONNECT arrives": Place("broker.handle.disconnect", "handle_disconnect"),
+    # what is done
+    "route": Place("broker.router", "Router.route"),
+    "retain": Place("broker.router", "Router.retain"),
+    "hand on": Place("broker.router", "Router.hand_on"),
+    "will": Place("broker.handle.disconnect", "publish_will"),
+    "end of session": Place("broker.handle.disconnect", "end_session"),
+    # what is stored
+    "append session": Place(JOURNAL, "Journal.put", of_table(Table.SESSION)),
+    "append subscription": Place(JOURNAL, "Journal.put", of_table(Table.SUBSCRIPTION)),
+    "append message": Place(JOURNAL, "Journal.put", of_table(Table.MESSAGE)),
+    "append delivery": Place(JOURNAL, "Journal.put", of_table(Table.DELIVERY)),
+    "append held": Place(JOURNAL, "Journal.put", of_table(Table.HELD)),
+    "append retained": Place(JOURNAL, "Journal.put", of_table(Table.RETAINED)),
+    "append deletion": Place(JOURNAL, "Journal.delete"),
+    "close batch": Place(JOURNAL, "Journal._close_batch"),
+    "commit": Place("broker.store.sqlite", "SqliteStore.write", something),
+    "release": Place(JOURNAL, "Journal._release"),
+    # what leaves
+    "CONNACK leaves": Place(TCP, "TcpConnection.write", with_packet(wire.CONNACK)),
+    "PUBLISH leaves": Place(TCP, "TcpConnection.write", with_packet(wire.PUBLISH)),
+    "PUBACK leaves": Place(TCP, "TcpConnection.write", with_packet(wire.PUBACK)),
+    "PUBREC leaves": Place(TCP, "TcpConnection.write", with_packet(wire.PUBREC)),
+    "PUBREL leaves": Place(TCP, "TcpConnection.write", with_packet(wire.PUBREL)),
+    "PUBCOMP leaves": Place(TCP, "TcpConnection.write", with_packet(wire.PUBCOMP)),
+    "SUBACK leaves": Place(TCP, "TcpConnection.write", with_packet(wire.SUBACK)),
+    "UNSUBACK leaves": Place(TCP, "TcpConnection.write", with_packet(wire.UNSUBACK)),
+}
+
+
+class Trigger:
+    """Kills at the first call that counts, once armed."""
+
+    def __init__(self, place: Place, after: bool) -> None:
+        self.place, self.after, self.armed = place, after, False
+
+    def arm(self, *_: Any) -> None:
+        self.armed = True
+        print("armed", flush=True)
+
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def wrapped(*args: Any, **kwargs: Any) -> Any:
+                hit = self._before(*args, **kwargs)
+                result = await function(*args, **kwargs)
+                return kill() if hit else result
+        else:
+
+            @functools.wraps(function)
+            def wrapped(*args: Any, **kwargs: Any) -> Any:
+                hit = self._before(*args, **kwargs)
+                result = function(*args, **kwargs)
+                return kill() if hit else result
+
+        return wrapped
+
+    def _before(self, *args: Any, **kwargs: Any) -> bool:
+        hit = self.armed and self.place.counts(*args, **kwargs)
+        if hit and not self.after:
+            kill()
+        return hit
+
+
+def find(place: Place) -> tuple[Any, str, Callable[..., Any]]:
+    """What holds the function, its name there, and the function. Raises LookupError."""
+    try:
+        holder: Any = importlib.import_module(place.module)
+        *classes, name = place.name.split(".")
+        for each in classes:
+            holder = getattr(holder, each)
+        return holder, name, getattr(holder, name)
+    except (ImportError, AttributeError) as error:
+        raise LookupError(f"{place.module}:{place.name} is not there: {error}") from None
+
+
+def install(trigger: Trigger) -> None:
+    """Put the wrapped function wherever the broker holds the plain one."""
+    holder, name, function = find(trigger.place)
+    wrapped = trigger.wrap(function)
+    setattr(holder, name, wrapped)
+    for module in [module for key, module in sys.modules.items() if f"{key}.".startswith("broker.")]:
+        for key, value in tuple(vars(module).items()):
+            if value is function:
+                setattr(module, key, wrapped)
+            elif isinstance(value, dict):
+                value.update({k: wrapped for k, v in value.items() if v is function})
+
+
+def main() -> int:
+    from broker.__main__ import main as pybroker
+
+    where, _, when = os.environ.get(VARIABLE, "").rpartition(": ")
+    try:
+        place = PLACES[where]
+        assert when in ("before", "after"), when
+        trigger = Trigger(place, when == "after")
+        install(trigger)
+    except (LookupError, AssertionError) as error:
+        print(f"killer: {VARIABLE}={where}: {when}: {error}", file=sys.stderr)
+        return MISSING
+    signal.signal(signal.SIGUSR1, trigger.arm)
+    return pybroker()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
