@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from struct import Struct
+from time import monotonic
 from typing import Any
 
 from broker.config import Limits, Protocol
@@ -33,7 +34,7 @@ from broker.transport.base import Connection
 log = logging.getLogger("broker.client")
 
 ACK = Struct(">BBH")  # PUBACK, PUBREC, PUBREL and PUBCOMP with Reason Code 0x00, in every version
-TURN = 10_000  # deliveries and drops that one read may cause before everybody has a turn of the loop
+TURN = 0.002  # seconds of the packets of one client, after which everybody has a turn of the loop
 LARGE = 64 * 1024  # bytes of an unfinished packet that are too many when memory is short
 SHORTEST_CONNACK = 5  # bytes: all that is safe to send while CONNECT was not understood
 PACKET_ID = Struct(">H")
@@ -194,34 +195,37 @@ class Client:
             self._close()
 
     async def read_loop(self) -> None:
-        """Bytes in, packets to their handlers. Returns at the end of the stream."""
+        """Bytes in, packets to their handlers. Returns at the end of the stream.
+
+        Whoever sends much, or what takes long, goes on after everybody else had a turn.
+        """
         connection, reader, terms = self._connection, self.reader, self._terms
         stats, dispatch = terms.stats, terms.dispatch
+        packet: Packet | None
         while self.ending is None:
             data = await connection.read()
             if not data:
                 self.ending = self.ending or MqttError("closed by the client without DISCONNECT")
                 return
             stats.bytes_received += len(data)
-            packets = reader.feed(data)
-            progressed = bool(packets)
-            if packets:
+            turn_ends, progressed = monotonic() + TURN, False
+            for packets in reader.parts(data):
                 stats.messages_received += len(packets)
-                self.handling = True
-                turn_ends = stats.publish_sent + stats.drops + TURN
+                self.handling = progressed = True
                 for packet in packets:
                     await dispatch(self, packet)
                     if self.ending is not None:
                         return
-                    if stats.publish_sent + stats.drops > turn_ends:
+                    if monotonic() > turn_ends:
                         await asyncio.sleep(0)
-                        turn_ends = stats.publish_sent + stats.drops + TURN
+                        turn_ends = monotonic() + TURN
+                packet, packets = None, []  # or they would be held until something comes again
+            if progressed:
                 self.handling = False
                 self.last_packet_at = terms.clock()  # our own time is not the client's silence [B08]
-                del packet
             if reader.error is not None:
                 raise reader.error
-            del data, packets  # or they would be held until something comes again
+            del data
             self._note_partial(progressed)
             if self.outbound.swamped:
                 await self._until_taken()

@@ -788,6 +788,7 @@ async def test_a_peer_that_does_not_read_its_answers_is_not_read() -> None:
             peer.send_raw(b"\xc0\x00" * (pings // 10))
             await turns(3)
         client = broker.clients["greedy"]
+        await until(lambda: client.outbound._unblocked is not None, "the read loop waits")
         handled = broker.stats.messages_received
         assert client.outbound.swamped and client.handling
         assert handled <= 6 * 32_768
@@ -895,10 +896,7 @@ async def test_nothing_in_the_path_of_a_message_makes_a_task_or_a_future(qos: in
         assert broker.stats.publish_received == 10_000
         assert broker.stats.publish_sent == 30_000
         assert counted.tasks == 0
-        reads = 20 * (1 + (3 if qos else 0))
-        assert counted.futures <= 3 * reads + 20, (
-            "a few for each read and each turn of writing, none for a message"
-        )
+        assert counted.futures <= 1000, "a few for each read and each turn of the loop, none for a message"
         assert not broker.stats.dropped
 
 

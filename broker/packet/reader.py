@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 
 from broker.errors import MalformedPacket, MqttError, PacketTooLarge, ProtocolError
@@ -15,6 +16,7 @@ from broker.packet.wire import TopicNames
 __all__ = ["MAXIMUM_PACKET_SIZE", "PacketReader", "TopicNames"]
 
 MAXIMUM_PACKET_SIZE = 268_435_460  # bytes, the protocol's own limit: five of header and the longest body
+PART = 4096  # bytes that are decoded at a time; more only of a packet that is longer
 _PROTOCOL_BYTES = 9  # the longest protocol name with its level
 
 
@@ -58,6 +60,19 @@ class PacketReader:
     def partial(self) -> int:
         """Bytes of an unfinished packet that are held; 0: none is."""
         return len(self._held)
+
+    def parts(self, data: bytes) -> Iterator[list[Packet]]:
+        """As `feed`, but decodes little at a time: the packets of each part that has any.
+
+        Until all was taken *data* belongs to the reader, and nothing else may be fed.
+        """
+        at, size = 0, len(data)
+        while at < size and self.error is None:
+            end = at + max(PART, self._needed - len(self._held))
+            packets = self.feed(data[at:end])
+            at = end
+            if packets:
+                yield packets
 
     def feed(self, data: bytes) -> list[Packet]:
         """The packets that *data* completes, in order; [] after a breach. Cost: linear in all bytes fed."""
