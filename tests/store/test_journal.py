@@ -67,6 +67,27 @@ async def test_put_and_deleted_in_one_batch_is_never_written(bench: Bench) -> No
 
 
 @with_bench()
+async def test_it_leaves_no_level_behind(bench: Bench) -> None:
+    bench.put(1)
+    bench.journal.promise(-1)
+    bench.journal.delete(Table.SESSION, 1)
+    await bench.turn()
+    bench.put(2)
+    assert (await bench.commit()).fsync is Fsync.NEVER, "nobody waits for this one"
+
+
+@with_bench()
+async def test_who_waits_for_it_while_the_writer_is_busy_is_told(bench: Bench) -> None:
+    bench.put(1)
+    await bench.turn()
+    bench.put(2)
+    bench.wait("a", bench.journal.promise(-1))
+    bench.journal.delete(Table.SESSION, 2)
+    bench.writer.finish()
+    assert bench.told == [("a", "committed")] and bench.writer.batch is None
+
+
+@with_bench()
 async def test_with_other_changes_it_is_left_out(bench: Bench) -> None:
     bench.put(1)
     bench.put(2)
@@ -165,6 +186,36 @@ async def test_a_message_that_is_taken_up_again_while_its_end_is_on_the_way(benc
     bench.journal.let_go(message)
     await bench.turn()
     bench.journal.refer(message)
+    await bench.quiet()
+    assert texts(bench) == {number: "x"}
+
+
+@with_bench()
+async def test_a_message_whose_end_failed_and_that_was_taken_up_again_has_an_end(bench: Bench) -> None:
+    message = Message("t", b"x", 2)
+    bench.journal.refer(message)
+    await bench.quiet()
+    bench.journal.let_go(message)
+    await bench.turn()
+    bench.journal.refer(message)
+    bench.store.fail()
+    bench.writer.finish()
+    bench.store.mend()
+    bench.journal.let_go(message)
+    await bench.quiet()
+    assert texts(bench) == {}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@with_bench()
+async def test_a_message_that_wanders_keeps_its_row(bench: Bench, fails: bool) -> None:
+    message = Message("t", b"x", 1)
+    number = bench.journal.refer(message)
+    if fails:
+        await bench.commit(fail=True)
+    for _ in range(3):
+        bench.journal.let_go(message)
+        bench.journal.refer(message)
     await bench.quiet()
     assert texts(bench) == {number: "x"}
 
@@ -359,6 +410,22 @@ async def test_settle_raises_when_it_fails(bench: Bench) -> None:
     await bench.turn()
     with pytest.raises(StoreUnavailable):
         await settling
+
+
+@with_bench()
+async def test_settle_does_not_mind_the_failure_of_an_earlier_batch(bench: Bench) -> None:
+    bench.put(1)
+    await bench.turn()
+    bench.put(2)
+    settling = asyncio.ensure_future(bench.journal.settle(bench.journal.promise(-1)))
+    await bench.turn()
+    bench.store.fail()
+    bench.writer.finish()
+    bench.store.mend()
+    await bench.turn()
+    assert not settling.done()
+    await bench.quiet()
+    assert settling.done() and settling.result() is None
 
 
 @pytest.mark.parametrize("full", [False, True])
