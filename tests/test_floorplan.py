@@ -53,7 +53,7 @@ MODULES: dict[str, set[str]] = {
     "topic": {"name", "match", "subscription", "tree", "shared", "index"},
     "store": {
         *("base", "memory", "sqlite", "consul", "log", "reader", "cursor", "lease", "stream"),
-        *("budget", "journal", "schema", "pages", "repair"),
+        *("budget", "journal", "schema", "rows", "pages", "repair"),
     },
     "session": {
         *("session", "manager", "inflight", "alias", "will", "turns", "terms", "record", "restore"),

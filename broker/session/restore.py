@@ -17,7 +17,7 @@ from broker.session.will import NEVER, PendingWill
 from broker.store.base import DurableStore, Table
 from broker.store.journal import Journal, MessageRecord
 from broker.store.memory import MemoryRetainedStore
-from broker.store.schema import message_of
+from broker.store.rows import fault, message_of
 from broker.topic.subscription import Subscription
 from broker.topic.tree import SubscriptionTree
 
@@ -64,8 +64,10 @@ class Restore:
         }
         for table, read in readers.items():
             for count, (number, row) in enumerate(self._store.read(table)):
-                self._journal.known(number)
                 try:
+                    if says := fault(table, number, row):
+                        raise ValueError(says)
+                    self._journal.known(number)
                     read(number, row if table is Table.MESSAGE else row.values)
                 except (KeyError, ValueError, TypeError, MqttError) as error:
                     log.error("%s: row %d of %s left out: %r", self._store.path, number, table.name, error)
@@ -95,6 +97,10 @@ class Restore:
 
     def _session(self, number: int, values: tuple[Any, ...]) -> None:
         client_id, user_name, version, interval, whole, connected, ends_at, will, delay, will_due = values
+        if self._sessions.get(client_id) is not None:
+            raise ValueError(f"a second session of {client_id!r:.100}")
+        if will is not None and will not in self._messages:
+            raise ValueError(f"no message {will}")
         session = self._sessions.create(client_id)
         session.charge(self._sessions.cost(client_id, user_name))
         session.user_name, session.expiry_interval = user_name, interval
@@ -115,6 +121,8 @@ class Restore:
     def _subscription(self, number: int, values: tuple[Any, ...]) -> None:
         owner, topic_filter, qos, no_local, as_published, handling, identifier, share_name = values
         session, record = self._by_row[owner]
+        if topic_filter in session.subscriptions:
+            raise ValueError(f"a second subscription to {topic_filter!r:.100}")
         identifiers = (identifier,) if identifier else ()
         subscription = Subscription(
             topic_filter, qos, bool(no_local), bool(as_published), handling, identifiers, share_name
@@ -128,6 +136,8 @@ class Restore:
     def _delivery(self, number: int, values: tuple[Any, ...]) -> None:
         owner, message, qos, retain, requested, identifiers, share, packet_id, state = values
         session, record = self._by_row[owner]
+        if state and packet_id in session.inflight.entries:
+            raise ValueError(f"a second delivery with identifier {packet_id}")
         delivery = Delivery(
             self._take(message),
             qos,
@@ -145,11 +155,16 @@ class Restore:
     def _held(self, number: int, values: tuple[Any, ...]) -> None:
         owner, packet_id, message = values
         session, record = self._by_row[owner]
+        if packet_id in session.inflight.held or message not in self._messages:
+            raise ValueError(f"a second message with identifier {packet_id}, or none")
         record.restored_held(number, packet_id)
         held = session.inflight.held[packet_id] = self._take(message)
         _charge(session, held)
 
     def _retain(self, number: int, values: tuple[Any, ...]) -> None:
+        topic_name = self._messages[values[0]].topic_name
+        if self._retained.holds(topic_name):
+            raise ValueError(f"a second retained message of {topic_name!r:.100}")
         self._retained.restore(number, self._take(values[0]))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from broker.errors import BrokerError, StoreError, StoreUnavailable
 from broker.packet.message import Message
 from broker.store.base import Batch, DurableStore, Encode, Fsync, StoreClock, Table, Waiter
-from broker.store.schema import message_row
+from broker.store.rows import message_row
 from broker.topic.match import match
 from broker.topic.name import split_share
 

@@ -91,6 +91,10 @@ class MemoryRetainedStore:
         if old is not None:
             journal.let_go(old[1])
 
+    def holds(self, topic_name: str) -> bool:
+        """Whether *topic_name* has a retained message."""
+        return topic_name in self._index
+
     def restore(self, number: int, message: Message) -> None:
         """A message that the durable store has in row *number*."""
         self._rows[message.topic_name] = number

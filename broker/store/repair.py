@@ -6,7 +6,6 @@ import base64
 import contextlib
 import json
 import os
-import re
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from broker.errors import MqttError, StoreError
+from broker.errors import StoreError
 from broker.store.base import Row, Table
 from broker.store.pages import (
     HIGHEST,
@@ -28,7 +27,8 @@ from broker.store.pages import (
     free_pages,
     start,
 )
-from broker.store.schema import APPLICATION_ID, COLUMNS, FORMAT, create_statements, message_of, names
+from broker.store.rows import fault
+from broker.store.schema import APPLICATION_ID, COLUMNS, FORMAT, create_statements, names
 from broker.store.sqlite import (
     check_format,
     connect,
@@ -40,26 +40,9 @@ from broker.store.sqlite import (
     sync_folder,
     take_lock,
 )
-from broker.topic.name import check_topic_filter, check_topic_name
 
 MOST = 20  # lines about one kind of fault
 WIDTHS = {len(names(table)) + 1: table for table in Table}  # cells of a row, with its identifier -> table
-
-TYPES: dict[str, tuple[type, ...]] = {"TEXT": (str,), "INTEGER": (int,), "REAL": (float,), "BLOB": (bytes,)}
-MAY_BE_NULL = {"user_name", "ends_at", "will", "will_due", "expires_at"}
-FLAG = (0, 1)
-RANGES: dict[str, tuple[int, int]] = {
-    "version": (3, 5),
-    "qos": (0, 2),
-    "state": (0, 3),
-    "retain_handling": (0, 2),
-    "packet_id": (0, 65535),
-    "identifier": (0, 268_435_455),
-    "expiry_interval": (0, 0xFFFFFFFF),
-    "will_delay": (0, 0xFFFFFFFF),
-    **dict.fromkeys(("whole", "connected", "no_local", "retain_as_published", "retain", "requested"), FLAG),
-    **dict.fromkeys(("session", "message", "will"), (1, HIGHEST)),
-}
 
 
 class Rule(NamedTuple):
@@ -85,7 +68,11 @@ RETAINED_TWICE = (
 )
 
 # In an order in which one pass removes everything: what goes early leaves others behind.
-WILL_LOST = Rule(Table.SESSION, "has a will without a message", "will NOT IN (SELECT id FROM message)")
+WILL_LOST = Rule(
+    Table.SESSION,
+    "has a will without a message",
+    "will IS NOT NULL AND will NOT IN (SELECT id FROM message)",
+)
 RULES = (
     WILL_LOST,
     Rule(Table.SESSION, "is no session and has no will", "whole = 0 AND will IS NULL"),
@@ -106,30 +93,6 @@ RULES = (
     Rule(Table.RETAINED, "has the topic of a later one", RETAINED_TWICE),
     Rule(Table.MESSAGE, "is held by nothing", f"id NOT IN ({HOLDERS})"),
 )
-
-
-def fault(table: Table, row: Row) -> str:
-    """Why the broker could make nothing of *row*; empty if it can."""
-    blobs, plain = COLUMNS[table]
-    for column, value in zip((*blobs, *plain), (*row.blobs, *row.values), strict=True):
-        name, kind = column.split()
-        if value is None and name in MAY_BE_NULL:
-            continue
-        if not isinstance(value, TYPES[kind]):
-            return f"{name} is no {kind}"
-        low, high = RANGES.get(name, (LOWEST, HIGHEST))
-        if isinstance(value, int) and not low <= value <= high:
-            return f"{name} is {value}"
-    try:
-        if table is Table.MESSAGE:
-            check_topic_name(message_of(row, 0.0).topic_name)
-        elif table is Table.SUBSCRIPTION:
-            check_topic_filter(row.values[1])
-    except (MqttError, ValueError) as error:
-        return str(error)
-    if table is Table.DELIVERY and not re.fullmatch(r"(\d+(,\d+)*)?", row.values[5]):
-        return "identifiers is no list of numbers"
-    return ""
 
 
 # ---- verify and dump: beside a broker that has it open
@@ -208,7 +171,7 @@ def contents(db: sqlite3.Connection) -> Iterator[str]:
     """Rows that say nothing to the broker."""
     for table in Table:
         for number, row in rows_of(db, table):
-            if says := fault(table, row):
+            if says := fault(table, number, row):
                 yield f"{table.name.lower()} {number}: {says}"
 
 
@@ -387,7 +350,7 @@ class Salvage:
             for kind, cell in zip((*blobs, *plain), cells[1:], strict=True)
         ]
         row = Row(tuple(cells[len(blobs) :]), tuple(cells[: len(blobs)]))
-        if number < 1 or fault(table, row):
+        if fault(table, number, row):
             self._refused[table] += 1
             return False
         marks = ", ".join("?" * (1 + len(cells)))

@@ -1,14 +1,8 @@
-"""The tables of a durable store, and a Message as a row. docs/store-format.md tells the same in prose."""
+"""The tables of a durable store; docs/store-format.md tells the same in prose."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from broker.packet.message import Message
-from broker.packet.packets import NO_PROPERTIES
-from broker.packet.properties import Place, property_block, read_properties
-from broker.packet.wire import varint_bytes
-from broker.store.base import Row, Table
+from broker.store.base import Table
 
 APPLICATION_ID = 0x50794272  # "PyBr"
 FORMAT = 1  # PRAGMA user_version
@@ -67,25 +61,3 @@ def create_statements() -> list[str]:
 
 # Format -> the statements that make it of the format before.
 MIGRATIONS: dict[int, tuple[str, ...]] = {}
-
-
-def message_row(message: Message, offset: float) -> Row:
-    """*offset* is what the store's clock is ahead of the broker's, in seconds."""
-    properties = property_block(message.properties, Place.PUBLISH) if message.properties else b""
-    expires_at = None if message.expires_at is None else message.expires_at + offset
-    values = (message.topic_name, message.qos, int(message.retain), message.client_id, expires_at)
-    return Row(values, (message.payload, properties))
-
-
-def message_of(row: Row, offset: float) -> Message:
-    """What `message_row` wrote. Raises MqttError or ValueError for a row that is none."""
-    topic_name, qos, retain, client_id, expires_at = row.values
-    payload, block = row.blobs
-    properties: Any = NO_PROPERTIES
-    if block:
-        data = varint_bytes(len(block)) + block
-        properties, _ = read_properties(data, 0, len(data), Place.PUBLISH, strict=False)
-    message = Message(topic_name, payload, qos, bool(retain), properties, client_id)
-    if expires_at is not None:
-        message.expires_at = expires_at - offset
-    return message

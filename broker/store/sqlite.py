@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import logging
+import math
 import os
 import sqlite3
 import time
@@ -86,9 +87,8 @@ class SqliteStore:
         db.execute("REPLACE INTO meta VALUES ('clean', 0), ('program', ?)", (self._program,))
         sync_folder(self.path)
         noted = meta(db)
-        if "time" in noted and "wall" in noted:
-            return StoreClock(noted["time"], noted["wall"])
-        return None
+        clock = StoreClock(noted.get("time", math.nan), noted.get("wall", math.nan))
+        return clock if all(type(value) in (int, float) and math.isfinite(value) for value in clock) else None
 
     def _connect(self) -> None:
         self._db = db = connect(self.path, "rw")

@@ -13,7 +13,7 @@ import pytest
 from broker.errors import StoreError
 from broker.packet.enums import Version
 from broker.packet.packets import Puback, Pubcomp, Publish, Pubrec, Pubrel
-from broker.store import repair, schema, sqlite
+from broker.store import repair, rows, schema, sqlite
 from broker.store.base import Row, Table
 from broker.store.schema import FORMAT, MIGRATIONS
 from broker.store.sqlite import SqliteStore
@@ -226,5 +226,5 @@ def test_a_format_that_never_was_is_damage(store_1: Path, number: int) -> None:
 
 def test_properties_are_those_of_a_publish() -> None:
     """What FIXED says in hexadecimal."""
-    message = schema.message_of(FIXED[Table.MESSAGE][22], 0.0)
-    assert schema.message_row(message, 0.0).blobs[1] == PROPERTIES
+    message = rows.message_of(FIXED[Table.MESSAGE][22], 0.0)
+    assert rows.message_row(message, 0.0).blobs[1] == PROPERTIES

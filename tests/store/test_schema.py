@@ -17,7 +17,8 @@ from broker.packet.properties import PROPERTIES, Place
 from broker.session.inflight import State
 from broker.store import schema
 from broker.store.base import Row, Table
-from broker.store.schema import COLUMNS, create_statements, message_of, message_row, names
+from broker.store.rows import message_of, message_row
+from broker.store.schema import COLUMNS, create_statements, names
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "store-format.md").read_text()
 

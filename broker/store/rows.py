@@ -1,0 +1,110 @@
+"""Rows: a Message as one, and what a row may hold at all."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from broker.errors import MqttError
+from broker.packet.message import Message
+from broker.packet.packets import NO_PROPERTIES
+from broker.packet.properties import Place, property_block, read_properties
+from broker.packet.wire import varint_bytes
+from broker.store.base import Row, Table
+from broker.store.schema import COLUMNS
+from broker.topic.name import check_topic_filter, check_topic_name, split_share
+
+LAST_ID = 1 << 62  # identifiers of rows grow by one, and never come near to this
+
+TYPES: dict[str, type] = {"TEXT": str, "INTEGER": int, "REAL": float, "BLOB": bytes}
+MAY_BE_NULL = {"user_name", "ends_at", "will", "will_due", "expires_at"}
+FLAG, ID = (0, 1), (1, LAST_ID)
+RANGES: dict[str, tuple[int, int]] = {
+    "version": (3, 5),
+    "qos": (0, 2),
+    "state": (0, 3),
+    "retain_handling": (0, 2),
+    "packet_id": (0, 65535),
+    "identifier": (0, 268_435_455),
+    "expiry_interval": (0, 0xFFFFFFFF),
+    "will_delay": (0, 0xFFFFFFFF),
+    **dict.fromkeys(("whole", "connected", "no_local", "retain_as_published", "retain", "requested"), FLAG),
+    **dict.fromkeys(("session", "message", "will"), ID),
+}
+STATES = {(0, 0), (1, 0), (2, 0), (1, 1), (2, 2), (2, 3)}  # QoS and State of a delivery
+
+
+def message_row(message: Message, offset: float) -> Row:
+    """*offset* is what the store's clock is ahead of the broker's, in seconds."""
+    properties = property_block(message.properties, Place.PUBLISH) if message.properties else b""
+    expires_at = None if message.expires_at is None else message.expires_at + offset
+    values = (message.topic_name, message.qos, int(message.retain), message.client_id, expires_at)
+    return Row(values, (message.payload, properties))
+
+
+def message_of(row: Row, offset: float) -> Message:
+    """What `message_row` wrote. Raises MqttError or ValueError for a row that is none."""
+    topic_name, qos, retain, client_id, expires_at = row.values
+    payload, block = row.blobs
+    properties: Any = NO_PROPERTIES
+    if block:
+        data = varint_bytes(len(block)) + block
+        properties, _ = read_properties(data, 0, len(data), Place.PUBLISH, strict=False)
+    message = Message(topic_name, payload, qos, bool(retain), properties, client_id)
+    if expires_at is not None:
+        message.expires_at = expires_at - offset
+    return message
+
+
+def fault(table: Table, number: int, row: Row) -> str:
+    """Why the broker could make nothing of *row*; empty if it can.
+
+    One flipped bit makes another type or range of a cell, and SQLite's own check does not look at those.
+    """
+    if not ID[0] <= number <= ID[1]:
+        return f"the identifier is {number}"
+    blobs, plain = COLUMNS[table]
+    for column, value in zip((*blobs, *plain), (*row.blobs, *row.values), strict=True):
+        name, kind = column.split()
+        if says := _cell_fault(name, kind, value):
+            return says
+    try:
+        if table is Table.MESSAGE:
+            check_topic_name(message_of(row, 0.0).topic_name)
+        elif table is Table.SUBSCRIPTION:
+            check_topic_filter(row.values[1])
+            return "" if split_share(row.values[1])[0] == row.values[7] else "share_name is not the filter's"
+    except (MqttError, ValueError) as error:
+        return str(error)
+    return _delivery_fault(row) if table is Table.DELIVERY else ""
+
+
+def _cell_fault(name: str, kind: str, value: Any) -> str:
+    if value is None and name in MAY_BE_NULL:
+        return ""
+    if type(value) is not TYPES[kind]:
+        return f"{name} is no {kind}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{name} is {value}"
+    if isinstance(value, int):
+        low, high = RANGES[name]
+        if not low <= value <= high:
+            return f"{name} is {value}"
+    return ""
+
+
+def _delivery_fault(row: Row) -> str:
+    _, _, qos, _, _, identifiers, share, packet_id, state = row.values
+    if not re.fullmatch(r"([1-9][0-9]{0,8}(,[1-9][0-9]{0,8})*)?", identifiers):
+        return "identifiers is no list of Subscription Identifiers"
+    if any(int(part) > RANGES["identifier"][1] for part in identifiers.split(",") if part):
+        return "identifiers has one that is too large"
+    if (qos, state) not in STATES or (packet_id > 0) != (state > 0):
+        return f"QoS {qos}, state {state} and packet identifier {packet_id} do not go together"
+    if share:
+        try:
+            check_topic_filter(share)
+        except MqttError as error:
+            return str(error)
+    return "" if not share or split_share(share)[0] else "share is no shared filter"
