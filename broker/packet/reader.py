@@ -16,7 +16,7 @@ from broker.packet.wire import TopicNames
 __all__ = ["MAXIMUM_PACKET_SIZE", "PacketReader", "TopicNames"]
 
 MAXIMUM_PACKET_SIZE = 268_435_460  # bytes, the protocol's own limit: five of header and the longest body
-PART = 4096  # bytes that are decoded at a time; more only of a packet that is longer
+PART = 4096  # bytes that are decoded at a time, and what is left of the packet that is the last of them
 _PROTOCOL_BYTES = 9  # the longest protocol name with its level
 
 
@@ -61,47 +61,40 @@ class PacketReader:
         """Bytes of an unfinished packet that are held; 0: none is."""
         return len(self._held)
 
-    def parts(self, data: bytes) -> Iterator[list[Packet]]:
-        """As `feed`, but decodes little at a time: the packets of each part that has any.
-
-        Until all was taken *data* belongs to the reader, and nothing else may be fed.
-        """
-        at, size = 0, len(data)
-        while at < size and self.error is None:
-            end = at + max(PART, self._needed - len(self._held))
-            packets = self.feed(data[at:end])
-            at = end
-            if packets:
-                yield packets
-
     def feed(self, data: bytes) -> list[Packet]:
         """The packets that *data* completes, in order; [] after a breach. Cost: linear in all bytes fed."""
-        if self.error is not None:
-            return []
+        return [packet for packets in self.parts(data) for packet in packets]
+
+    def parts(self, data: bytes) -> Iterator[list[Packet]]:
+        """As `feed`, but decodes little at a time; never an empty list. To be taken to the end."""
         if self._held:
             self._held += data
             if len(self._held) < self._needed:
-                return []
+                return
             data = bytes(self._held)
             self._held.clear()
-        packets: list[Packet] = []
-        try:
-            self._read(data, packets)
-        except MqttError as error:
-            self.error = error
-            self._held.clear()
-        return packets
+        at, size = 0, len(data)
+        while at < size and self.error is None:
+            packets: list[Packet] = []
+            try:
+                at = self._read(data, at, packets)
+            except MqttError as error:
+                self.error = error
+                self._held.clear()
+            if packets:
+                yield packets
 
-    def _read(self, data: bytes, packets: list[Packet]) -> None:
-        """Append the whole packets of *data* and hold the rest.
+    def _read(self, data: bytes, at: int, packets: list[Packet]) -> int:
+        """Append the next whole packets of *data*; where it goes on. What is not whole is held.
 
         A hot path [benchmarks/codec.py]: PUBLISH is read in place, all others from a copy of their body.
         """
-        at, size, limit = 0, len(data), self.maximum_packet_size
+        size, limit = len(data), self.maximum_packet_size
+        stop = min(size - 1, at + PART)
         self._needed = 0
         if self._version is None and size and data[0] >> 4 != PacketType.CONNECT:
             raise ProtocolError("first packet is not CONNECT")
-        while at + 1 < size:
+        while at < stop:
             first, length, start = data[at], data[at + 1], at + 2
             if length > 0x7F:
                 length, start = _read_length(data, at + 1)
@@ -123,8 +116,12 @@ class PacketReader:
             else:
                 packets.append(decode_body(first >> 4, first & 0x0F, data[start:end], self._dialect))
             at = end
+        else:
+            if at + 1 < size:
+                return at
         if at < size:
             self._held += data[at:]
+        return size
 
     def _read_connect(self, first: int, body: bytes) -> Packet:
         if self._dialect.from_client:
