@@ -259,6 +259,7 @@ class Client:
 
     def fail(self, error: MqttError) -> None:
         """A breach by the client, or our own failure: say the Reason Code where the version has a way."""
+        error.__traceback__ = error.__context__ = error.__cause__ = None  # their frames hold what was read
         if self.phase in (Phase.NEW, Phase.AUTHENTICATING):
             self.refuse(error)
         else:
@@ -319,6 +320,7 @@ class Client:
             self.outbound.flush()
             self.phase = Phase.GONE
         self.outbound.close()
+        self.reader.discard()
         self._count_partial(0)
         if self.aliases is not None:
             self.aliases.clear()

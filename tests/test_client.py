@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -597,6 +598,36 @@ async def test_an_unfinished_packet_is_in_the_byte_budget_until_it_is_whole_or_t
         await turns()
         assert bench.budget.used == 7
     assert bench.budget.used == 0
+
+
+@pytest.mark.parametrize("connected", [True, False])
+@run_async
+async def test_after_a_breach_nothing_of_what_was_read_is_held(connected: bool) -> None:
+    """Not even until the garbage collector comes: the error is kept, and has frames to hold."""
+    bench = Bench()
+    task = asyncio.create_task(bench.client.run())
+    if connected:
+        bench.receive(Connect("c", V5))
+    many = {"user_property": [("a", "b")] * 5000}
+    bench.wire.incoming.put_nowait(encode(Publish("t", b"x" * 60_000, properties=many), V5) + b"\xff" * 10)
+
+    async def breach(client: Client, packet: Packet) -> None:
+        if isinstance(packet, Connect):
+            bench.connected()
+        else:
+            raise MqttError("a breach") from ValueError("with a cause")
+
+    bench.handler = breach
+    gc.disable()
+    try:
+        await turns(10)
+        bench.packets.clear()
+        assert bench.client.ending is not None and bench.client.ending.__traceback__ is None
+        assert bench.client.ending.__cause__ is bench.client.ending.__context__ is None
+        assert not any(isinstance(each, Publish) and len(each.payload) == 60_000 for each in gc.get_objects())
+    finally:
+        gc.enable()
+        await task
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,10 @@ class PacketReader:
         """Bytes of an unfinished packet that are held; 0: none is."""
         return len(self._held)
 
+    def discard(self) -> None:
+        """Nothing comes any more: hold nothing."""
+        self._held = bytearray()
+
     def feed(self, data: bytes) -> list[Packet]:
         """The packets that *data* completes, in order; [] after a breach. Cost: linear in all bytes fed."""
         return [packet for packets in self.parts(data) for packet in packets]
