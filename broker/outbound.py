@@ -18,7 +18,8 @@ UNREAD_ACKS = 64 * 1024  # bytes of control packets for a socket that takes none
 GATED = 4096  # acknowledgements that wait for a commit: enough not to read any more
 PUBLISH, QOS_1 = 0x30, 0x32  # first byte, without the other flags
 ACKNOWLEDGEMENTS = (0x40, 0x50)  # first bytes of PUBACK and PUBREC
-FEED = 64  # cost of the retained messages that one turn of the loop sends, one each
+FEED = 64  # cost of the retained messages that one turn of the loop sends, one each, to all that are fed
+LEAST_FEED = 4  # the same for one client, however many are fed
 
 
 class Outbound:
@@ -372,8 +373,22 @@ class Outbound:
             self._wake()
 
     async def _send_feed(self, feed: dict[str, list[Iterator[int]]]) -> None:
+        """Some of it, and less the more clients are fed: then everybody else has a turn."""
+        stats = self._stats
+        stats.feeding += 1
+        try:
+            if self._send_some(feed, max(LEAST_FEED, FEED // stats.feeding)):
+                await asyncio.sleep(0)
+                return
+        finally:
+            stats.feeding -= 1
+        self.flush()
+        if not self._connection.pending():  # else the write loop sees to the socket first
+            await self._woken()
+
+    def _send_some(self, feed: dict[str, list[Iterator[int]]], left: int) -> bool:
+        """The first of *feed* until it has cost *left*; False when the client must take something first."""
         topic_filter, waiting = next(iter(feed.items()))
-        left = FEED
         while left > 0 and feed.get(topic_filter) is waiting:
             cost = next(waiting[0], None)
             if cost is None:
@@ -382,9 +397,6 @@ class Outbound:
                     del feed[topic_filter]
                 break
             if cost == 0:
-                self.flush()
-                if not self._connection.pending():  # else the write loop sees to the socket first
-                    await self._woken()
-                return
+                return False
             left -= cost
-        await asyncio.sleep(0)
+        return True

@@ -178,6 +178,25 @@ async def test_feeds_that_wait_their_turn_have_not_begun() -> None:
         await until(lambda: not walks.open)
 
 
+@run_async
+async def test_many_clients_that_are_fed_at_the_same_time_leave_turns_to_others() -> None:
+    async with memory_broker(by_hand()) as broker:
+        retained(broker, 2000)
+        peers = [Peer(broker) for _ in range(40)]
+        for number, peer in enumerate(peers):
+            await peer.connect(f"c{number}")
+            await peer.subscribe("#")
+        stats = broker.stats
+        async with Most(lambda: stats.publish_sent) as sent:
+            got = await asyncio.gather(*map(taken, peers))
+        assert all(len(packets) == 2000 for packets in got)
+        assert sent.most <= 40 * 8 and stats.feeding == 0
+        peers[0].send(Subscribe(2, [SubscribeRequest("#", 0)]))
+        async with Most(lambda: stats.publish_sent) as sent:
+            await taken(peers[0])
+        assert sent.most >= 64, "alone it goes faster"
+
+
 def identifiers(packets: list[Packet]) -> list[int]:
     return [
         packet.properties["subscription_identifier"][0] for packet in packets if isinstance(packet, Publish)

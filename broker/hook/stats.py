@@ -17,6 +17,7 @@ class Stats:
         "connections_refused",
         "dropped",
         "drops",
+        "feeding",
         "messages_received",
         "messages_sent",
         "publish_received",
@@ -36,6 +37,7 @@ class Stats:
         self.publish_sent = 0
         self.dropped: Counter[str] = Counter()  # by reason
         self.drops = 0  # all of them
+        self.feeding = 0  # clients that are being sent many retained messages now
 
     def drop(self, reason: str) -> None:
         """A message was dropped for *reason*."""
