@@ -24,7 +24,8 @@ def check_deadlines(client: Client, limits: Limits, now: float) -> None:
 def _check_early(client: Client, limits: Limits, age: float) -> None:
     """Before CONNACK: a silent close, or 0x87 in the middle of an authentication exchange [B02]."""
     if client.phase is Phase.NEW and (age >= limits.connect_timeout or (age >= HURRY and client.in_the_way)):
-        client.end(MqttError("no complete CONNECT in time"))
+        client.refuse(MqttError("no complete CONNECT in time"))
+        client.cancel()
     elif client.phase is Phase.AUTHENTICATING and age >= limits.authentication_timeout:
         client.refuse(NotAuthorized("the authentication exchange took too long"))
         client.cancel()
