@@ -15,7 +15,7 @@ MAGIC = b"SQLite format 3\0"
 CONSTANT = b"\x40\x20\x20"  # bytes 21 to 23
 PAGE = 4096  # bytes of a page, when nothing tells
 LEAF, INTERIOR, INDEX_LEAF = 0x0D, 0x05, 0x0A  # kinds of pages
-LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1  # identifiers
+LOWEST, HIGHEST = -(1 << 63) - 1, (1 << 63) - 1  # identifiers are above and up to
 DEEPEST = 20  # levels of a tree, at most: SQLite has the same bound
 
 NUMBER = struct.Struct(">I")

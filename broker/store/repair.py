@@ -149,10 +149,15 @@ def about(db: sqlite3.Connection) -> Iterator[str]:
     noted = meta(db)
     yield f"format {db.execute('PRAGMA user_version').fetchone()[0]}"
     for key in ("created", "wall"):
-        if isinstance(noted.get(key), float):
+        if is_time(noted.get(key)):
             moment = datetime.fromtimestamp(noted[key], UTC)
             yield f"{'made' if key == 'created' else 'last written'} {moment:%Y-%m-%d %H:%M:%S} UTC"
     yield "closed properly" if noted.get("clean") == 1 else "in use, or not closed properly"
+
+
+def is_time(value: object) -> bool:
+    """Seconds that a calendar has."""
+    return isinstance(value, int | float) and 0 <= value < 1e11
 
 
 def counts(db: sqlite3.Connection) -> Iterator[str]:
@@ -169,6 +174,10 @@ def integrity(db: sqlite3.Connection) -> Iterator[str]:
 
 def contents(db: sqlite3.Connection) -> Iterator[str]:
     """Rows that say nothing to the broker."""
+    noted = meta(db)
+    for key in ("time", "wall"):
+        if key in noted and not is_time(noted[key]):
+            yield f"meta {key} is no time"
     for table in Table:
         for number, row in rows_of(db, table):
             if says := fault(table, number, row):
@@ -336,7 +345,7 @@ class Salvage:
         except BadPage as error:
             bad.append(str(error))
         for key in ("created", "time", "wall"):
-            if isinstance(found.get(key), float | int):
+            if is_time(found.get(key)):
                 self._db.execute("REPLACE INTO meta VALUES (?, ?)", (key, float(found[key])))
             elif bad and key == "time":
                 self._done.lost.append(f"meta: the clock of the store ({bad[0]})")
