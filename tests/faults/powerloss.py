@@ -17,12 +17,13 @@ import os
 import pickle
 import random
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from broker import Broker
 from broker.config import load
+from tests.conformance import wire
 from tests.conformance.wire import Packet
 from tests.faults.checker import check, ends_session
 from tests.faults.history import (
@@ -38,6 +39,7 @@ from tests.faults.history import (
     Killed,
     Looking,
     Published,
+    Tag,
 )
 from tests.faults.peer import Outgoing, Peer
 from tests.faults.recording import NOTES
@@ -49,6 +51,8 @@ AGAIN = 0.01  # seconds until what was refused is tried again
 PATIENCE = 15.0  # seconds until what is not over by then is taken for hung
 
 VERSIONS = {"elder": 4}
+EXPIRIES = {"mortal": 0}  # seconds of a session; an hour for all others
+WILLS = {name: Tag(name, f"b/{name}", 1) for name in ("mortal", "mourned")}
 SHELVES = [f"r/{number}" for number in range(5)]  # topics of retained messages
 
 
@@ -93,23 +97,24 @@ class Cast:
 
     def __getitem__(self, name: str) -> Peer:
         if name not in self.peers:
-            version = VERSIONS.get(name, 5)
-            self.peers[name] = Peer(name, self.history, version=version, port=self.port)
+            version, expiry = VERSIONS.get(name, 5), EXPIRIES.get(name, 3600)
+            peer = Peer(name, self.history, version=version, port=self.port, expiry=expiry)
+            self.peers[name] = peer
         return self.peers[name]
 
 
 async def work(cast: Cast, rng: random.Random) -> None:
     """Sessions of all kinds, and everything that can be under way in them."""
     await subscribe(cast)
-    tasks = (publish, burst, churn, visit, retain, never_finish)
+    tasks = (publish, burst, churn, visit, retain, never_finish, leave_wills)
     await asyncio.gather(*(task(cast, rng) for task in tasks))
 
 
-async def join(peer: Peer, clean_start: bool = False) -> None:
+async def join(peer: Peer, clean_start: bool = False, will: wire.Will | None = None) -> None:
     """Connected, however often it takes: a store that fails refuses sessions."""
     while not peer.connected:
         try:
-            await peer.connect(clean_start)
+            await peer.connect(clean_start, will)
         except (OSError, AssertionError):
             await asyncio.sleep(AGAIN)
 
@@ -220,6 +225,13 @@ async def never_finish(cast: Cast, rng: random.Random) -> None:
         await asyncio.sleep(rng.random() * 0.02)
 
 
+async def leave_wills(cast: Cast, rng: random.Random) -> None:
+    """Connections that end with the broker's, and have a last word."""
+    for name, tag in WILLS.items():
+        await asyncio.sleep(rng.random() * 0.1)
+        await join(cast[name], will=wire.will(tag.topic_name, tag.payload(), qos=1 + len(name) % 2))
+
+
 async def main(folder: Path, fsync: str, seed: int) -> None:
     """The first half, up to the moment at which everything ends at once."""
     history = Noted(folder / CLIENTS)
@@ -276,7 +288,16 @@ def cut_off(history: list[Event]) -> list[Event]:
         if isinstance(event, (Connecting, Gone)):
             connected[event.client] = isinstance(event, Connecting)
     gone = [Gone(client) for client, there in connected.items() if there]
-    return [*history, *gone, Killed("broker")]
+    return [*history, *last_words(history), *gone, Killed("broker")]
+
+
+def last_words(history: list[Event]) -> Iterator[Event]:
+    """The wills of those whom CONNACK told that they have one are as good as acknowledged messages."""
+    asked = {event.client for event in history if isinstance(event, Connecting)}
+    told = {event.client for event in history if isinstance(event, Connected)}
+    for name in WILLS.keys() & asked:
+        yield Published(name, WILLS[name], 1 + len(name) % 2)
+        yield Acknowledged(name, WILLS[name], "PUBACK", code=0 if name in told else 0x83)
 
 
 async def until(condition: Callable[[], object], what: str) -> None:
@@ -294,6 +315,8 @@ def open_ends(cast: Cast) -> list[str]:
 
 async def drain(cast: Cast) -> None:
     """All connect and finish what is under way, until nothing new comes."""
+    for name in WILLS:
+        cast.peers.pop(name, None)
     for name, peer in cast.peers.items():
         await peer.connect(clean_start=name in cast.unanswered)
     seen = -1

@@ -178,6 +178,69 @@ def test_the_state_can_be_seen(scene: Trouble, fault: Fault, code: int) -> None:
     until(lambda: "can be written again" in scene.broker.log(), "the log says so")
 
 
+@faults
+def test_sessions_and_subscriptions_are_stored_or_refused(scene: Trouble, fault: Fault, code: int) -> None:
+    scene.session("holder", "t")
+    sender, known = scene.sender(), scene.client("known", keep=3600)
+    fault(scene.disk)
+    sender.until(code)
+    known.subscribe("t", qos=1, granted=[code])
+    scene.client("newcomer", keep=3600, reason=code)
+    scene.client("guest").subscribe("t", qos=1)
+    scene.disk.free()
+    sender.until(0, within=BACK)
+    scene.crash()
+    scene.client("newcomer", keep=3600, session_present=False)
+    known = scene.client("known", keep=3600, session_present=True)
+    Sender(scene.client("sender"), "t").send()
+    assert known.drain() == [], "a subscription that was refused is none"
+
+
+@faults
+def test_qos_2_that_has_begun_is_finished_later(scene: Trouble, fault: Fault, code: int) -> None:
+    scene.session("holder", "t")
+    sender, other = scene.client("sender", keep=3600), scene.sender()
+    for packet_id in (1, 2):
+        sender.send(wire.publish("t", f"held {packet_id}".encode(), qos=2, packet_id=packet_id))
+        sender.expect("PUBREC", timeout=WAIT, reason_code=0)
+    fault(scene.disk)
+    other.until(code)
+    sender.send(wire.pubrel(1), wire.pubrel(1), wire.pubrel(2))
+    assert sender.drain() == [], "PUBCOMP is a promise as well"
+    scene.disk.free()
+    assert {sender.expect("PUBCOMP", timeout=BACK).packet_id for _ in range(3)} == {1, 2}
+    scene.crash()
+    assert [name for name in scene.holder() if name.startswith("held")] == ["held 1", "held 2"]
+
+
+@faults
+def test_a_stop_loses_nothing(scene: Trouble, fault: Fault, code: int) -> None:
+    scene.session("holder", "t")
+    sender = scene.sender()
+    for _ in range(3):
+        assert sender.send() == 0
+    fault(scene.disk)
+    sender.until(code)
+    assert scene.broker.stop() in (0, 1)
+    scene.disk.free()
+    scene.start()
+    assert scene.holder() == sender.taken
+
+
+@faults
+def test_a_start_says_what_is_wrong(scene: Trouble, fault: Fault, code: int) -> None:
+    scene.session("holder", "t")
+    assert scene.sender().send() == 0
+    scene.broker.kill()
+    fault(scene.disk)
+    with pytest.raises(AssertionError, match=r"full|I/O error|Input/output error") as failure:
+        scene.start()
+    assert "Traceback" not in str(failure.value)
+    scene.disk.free()
+    scene.start()
+    assert scene.holder() == ["t 1"]
+
+
 def test_a_sync_that_hangs_holds_acknowledgements_and_nothing_else(scene: Trouble) -> None:
     scene.session("holder", "t")
     bystander, sender = scene.client("bystander", keep_alive=5), scene.client("sender")
