@@ -372,7 +372,7 @@ class Client:
             return True
         journal = self._terms.journal
         after = after or journal.gate
-        if after or (qos and outbound.gated and journal.failure is None):
+        if after or (qos and outbound.gate and journal.failure is None):
             outbound.put_after(after, data)
         else:
             outbound.put(data)
@@ -465,17 +465,19 @@ class Client:
 
         It leaves when batch *after* is committed. If that fails, *message* is taken back and refused.
         """
-        if self.phase is not Phase.GONE:
-            self._put(ACK.pack(first_byte, 2, packet_id), after, message)
+        if self.phase is Phase.GONE:
+            return
+        if after or self.outbound.gate:
+            self.outbound.put_after(after, ACK.pack(first_byte, 2, packet_id), message)
+        else:
+            self.outbound.put_control(ACK.pack(first_byte, 2, packet_id))
 
     def answer(self, packet: Packet, after: int, message: Message | None = None) -> None:
         """As `acknowledge`, for one with another Reason Code."""
         data = fit(packet, self.version, self.maximum_packet_size)
-        if data is not None and self.phase is not Phase.GONE:
-            self._put(data, after, message)
-
-    def _put(self, data: bytes, after: int, message: Message | None) -> None:
-        if after or self.outbound.gated:
+        if data is None or self.phase is Phase.GONE:
+            return
+        if after or self.outbound.gate:
             self.outbound.put_after(after, data, message)
         else:
             self.outbound.put_control(data)

@@ -30,8 +30,9 @@ class Outbound:
     bounded: `full` tells when 256 packets or the bytes allowed wait, and whoever sends data must ask
     first. Control packets are always taken; `swamped` tells when too many of them go unread.
 
-    What promises that something is stored goes through the gate (`put_after`), in order, and leaves when
-    the journal has committed it. `cork` holds back everything. Both are a Waiter of the journal.
+    What promises that something is stored goes through the `gate` (`put_after`), in order, and leaves when
+    the journal has committed it; while anything is in it, what must stay behind that goes there as well.
+    `cork` holds back everything. Both are a Waiter of the journal.
     """
 
     __slots__ = (
@@ -44,7 +45,6 @@ class Outbound:
         "_control_bytes",
         "_corked",
         "_feed",
-        "_gate",
         "_gated_bytes",
         "_journal",
         "_limits",
@@ -59,6 +59,7 @@ class Outbound:
         "blocked",
         "budget",
         "full",
+        "gate",
     )
 
     def __init__(
@@ -85,7 +86,7 @@ class Outbound:
         self._resumed = resumed
         self._journal = journal
         self._refused = refused
-        self._gate: deque[tuple[int, bytes, Any]] | None = None
+        self.gate: deque[tuple[int, bytes, Any]] | None = None  # batch, packet, what is told of a refusal
         self._gated_bytes = 0  # of the byte budget
         self._corked = 0  # the batch that must be committed before anything leaves
         self._packets: list[bytes] = []
@@ -135,14 +136,9 @@ class Outbound:
     @property
     def swamped(self) -> bool:
         """Whether the peer leaves so many control packets unread that it must not be read any more."""
-        return self._control_bytes > UNREAD_ACKS or (self._gate is not None and len(self._gate) > GATED)
+        return self._control_bytes > UNREAD_ACKS or (self.gate is not None and len(self.gate) > GATED)
 
     # ---- the gate
-
-    @property
-    def gated(self) -> bool:
-        """Whether something waits for a commit: what must stay behind it goes through `put_after` as well."""
-        return bool(self._gate)
 
     @property
     def corked(self) -> bool:
@@ -151,9 +147,9 @@ class Outbound:
 
     def put_after(self, batch: int, data: bytes, about: Any = None) -> None:
         """Take a packet that leaves when *batch* is committed and all that was put here before has left."""
-        if self._gate is None:
-            self._gate = deque()
-        self._gate.append((batch, data, about))
+        if self.gate is None:
+            self.gate = deque()
+        self.gate.append((batch, data, about))
         self._count_gated(len(data))
         self._journal.wait(self)
 
@@ -177,7 +173,7 @@ class Outbound:
             self._corked = 0
             self._connection.abort()
             return False
-        gate, self._gate = self._gate or deque(), deque()
+        gate, self.gate = self.gate or deque(), deque()
         for batch, data, about in gate:
             if data[0] & 0xF6 == QOS_1:
                 self._leave(data)
@@ -186,15 +182,15 @@ class Outbound:
                 refusal = self._refused(data, about, failure)
                 if refusal is not None and not self._closed:  # in the place of what it refuses
                     self._count_gated(len(refusal))
-                    self._gate.append((0, refusal, None))
+                    self.gate.append((0, refusal, None))
             else:
-                self._gate.append((batch, data, about))
+                self.gate.append((batch, data, about))
         self._open_gate(self._journal.done)
         return self._waits
 
     @property
     def _waits(self) -> bool:
-        return bool(self._gate or self._corked) and not self._closed
+        return bool(self.gate or self._corked) and not self._closed
 
     def _count_gated(self, size: int) -> None:
         self._gated_bytes += size
@@ -202,7 +198,7 @@ class Outbound:
 
     def _open_gate(self, number: int) -> None:
         """What waits for batch *number* or earlier leaves, in order."""
-        gate = self._gate
+        gate = self.gate
         while gate and gate[0][0] <= number:
             self._leave(gate.popleft()[1])
         self._tell_unblocked()
@@ -338,7 +334,7 @@ class Outbound:
         self._closed = True
         self.discard()
         self._count_gated(-self._gated_bytes)
-        self._gate, self._corked = None, 0
+        self.gate, self._corked = None, 0
         self.budget.give(self._pending_counted)  # the connection lingers for a moment only
         self._pending_counted = 0
         self._feed = None

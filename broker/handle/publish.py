@@ -63,7 +63,8 @@ async def handle_publish(core: Core, client: Client, packet: Publish) -> None:
         return refuse_publish(core, client, packet, message, refusal)
     matched = core.router.route(message)
     if qos:  # after the hand-over: an acknowledgement is a promise, and waits for what was stored
-        _acknowledge(client, packet.packet_id, matched, journal.promise(before, topic_name), message)
+        after = journal.promise(before, topic_name) if journal.changes != before else 0
+        _acknowledge(client, packet.packet_id, matched, after, message)
     return None
 
 

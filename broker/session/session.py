@@ -350,14 +350,12 @@ class Session:
 
     def acknowledge(self, packet_id: int, packet: PacketType, reason_code: int) -> Delivery | None:
         """PUBACK, PUBREC or PUBCOMP from the client. See Inflight.acknowledge."""
-        before = self.inflight.entries.get(packet_id)
-        was = before.state if before is not None else State.DONE
         delivery = self.inflight.acknowledge(packet_id, packet, reason_code)
         if delivery is not None and delivery.state is State.DONE:
             self._release(delivery)
             if self.queue or self.inflight.resend:
                 self.pump()
-        elif delivery is not None and delivery.state is not was:
+        elif delivery is not None:
             self._stepped(delivery)
         return delivery
 
