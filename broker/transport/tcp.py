@@ -18,6 +18,7 @@ from broker.transport.base import Accept, Connection, Peer, TransportOptions
 
 CHUNK = 64 * 1024  # bytes of one read, and the most that waits unread in one connection
 
+UNSENT = 512 * 1024  # bytes that the kernel takes and does not send yet; by itself it takes megabytes
 ACCEPT_BATCH = 64  # connections that one listening socket accepts in one turn of the loop
 ACCEPT_PAUSE = 1.0  # seconds until the next try when there are no descriptors left
 BIND_ATTEMPTS = 16  # for port 0 on several families, which must agree on one free port
@@ -318,6 +319,8 @@ class SocketListener:
 
     async def _admit(self, sock: socket.socket) -> None:
         sock.setblocking(False)
+        if self._address.scheme != "unix":
+            _bound_unsent(sock)
         transport, raw = await asyncio.get_running_loop().connect_accepted_socket(self._protocol, sock)
         raw.peer = self._peer(transport)
         connection = raw if self._prepare is None else await self._run_prepare(self._prepare, raw)
@@ -362,6 +365,14 @@ class SocketListener:
 
 
 # Sockets
+
+
+def _bound_unsent(sock: socket.socket) -> None:
+    """A peer that does not read costs the machine as much as it may cost us, and no more."""
+    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)  # Linux and macOS
+    if option is not None:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, option, UNSENT)
 
 
 async def bind_tcp(host: str, port: int) -> list[socket.socket]:
