@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -136,12 +136,12 @@ CHOICES: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
 SETTINGS = 5  # bytes
 
 
-def choose(settings: bytes) -> dict[str, dict[str, Any]]:
-    """Section -> name -> value."""
+def choose(settings: bytes, without: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """Section -> name -> value; the first value for those named in *without*."""
     bits, chosen = int.from_bytes(settings, "little"), dict[str, dict[str, Any]]()
     for section, name, values in CHOICES:
         bits, index = divmod(bits, len(values))
-        chosen.setdefault(section, {})[name] = values[index]
+        chosen.setdefault(section, {})[name] = values[0 if name in without else index]
     return chosen
 
 
@@ -314,14 +314,18 @@ OF_THE_PROGRAM: tuple[Callable[[Scene, Draw], Awaitable[None]], ...] = (
 
 
 class Listening(logging.Handler):
-    """Every error that is logged, of asyncio too."""
+    """Every error that is logged, of asyncio too; *failures* are those that nobody expected."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.said: list[str] = []
+        self.failures: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.said.append(logging.Formatter("%(name)s: %(message)s").format(record))  # with its traceback
+        text = logging.Formatter("%(name)s: %(message)s").format(record)  # with its traceback
+        self.said.append(text)
+        if record.exc_info or record.name == "asyncio":
+            self.failures.append(text)
 
     def __enter__(self) -> Listening:
         for name in ("broker", "asyncio"):

@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.fuzz.target import Target
 
-NAMES = ("packets", "frames", "heads", "topics", "conversations")
+NAMES = ("packets", "frames", "heads", "topics", "conversations", "files", "lives")
 MEMORY = 1024  # MiB that one process may take
 TOO_LONG = 25  # seconds for one input
 OPTIMIZED = 0x1  # a code object of a function; class bodies and modules run at import

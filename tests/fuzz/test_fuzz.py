@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -59,6 +61,31 @@ def test_a_short_look_for_more(name: str, tmp_path: Path) -> None:
     told = "".join(f"{path.name}: {base64.b64encode(path.read_bytes()).decode()}\n" for path in crashes)
     assert ended.returncode == 0 and not crashes, f"{told}{ended.stdout[-2000:]}{ended.stderr[-6000:]}"
     assert "DONE" in ended.stderr and "cov:" in ended.stderr, ended.stderr[-2000:]
+
+
+# What each target must see, once it is broken so.
+BROKEN: dict[str, tuple[str, Any]] = {
+    "packets": ("broker.packet.codec.check_end", lambda body, at: None),
+    "frames": ("broker.transport.frames.unmask", lambda data, mask: data),
+    "heads": ("broker.transport.http11._HEADER", re.compile(rb"([^:]+):[ \t]*(.*?)[ \t]*")),
+    "topics": ("broker.topic.index._below", lambda node, depth, wanted: list(node.values())),
+    "conversations": ("broker.session.alias.InboundAliases.clear", lambda self: None),
+    "files": ("broker.session.restore.fault", lambda *anything: ""),
+    "lives": ("broker.store.journal.Journal.promise", lambda self, before, topic_name=None: 0),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_target_sees_what_is_broken(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = load(name)
+    where, instead = BROKEN[name]
+    monkeypatch.setattr(where, instead)
+    for data in (*(path.read_bytes() for path in target.inputs()), *target.seeds()):
+        try:
+            target.run(data)
+        except Exception:
+            return
+    raise AssertionError(f"nothing notices that {where} is broken")
 
 
 def test_the_corpus_stays_small() -> None:
