@@ -339,6 +339,7 @@ class Outbound:
         self._pending_counted = 0
         self._feed = None
         self._tell_unblocked()
+        self._resumed = self._refused = _nothing  # else the client and we hold each other
 
     # ---- many retained messages: sent as the client takes them, never all at once
 
@@ -396,3 +397,7 @@ class Outbound:
                 return False
             left -= cost
         return True
+
+
+def _nothing(*_: object) -> None:
+    """What is left to do after the end."""

@@ -630,6 +630,29 @@ async def test_after_a_breach_nothing_of_what_was_read_is_held(connected: bool) 
         await task
 
 
+@pytest.mark.parametrize("end", ["drop", "breach", "disconnect", "no CONNECT"])
+@run_async
+async def test_a_connection_that_is_gone_needs_no_garbage_collector(end: str) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        async with memory_broker(BY_HAND) as broker:
+            before = sum(isinstance(each, Client) for each in gc.get_objects())
+            peer = Peer(broker)
+            if end == "no CONNECT":
+                peer.send_raw(b"\xff\0")
+            else:
+                await peer.connect("c")
+                peer.send_raw({"breach": b"\xff\0", "disconnect": b"\xe0\0"}.get(end, b"\xc0\0"))
+                await peer.recv()
+            peer.drop()
+            await until(lambda: not broker._connections)
+            await turns(10)
+            assert sum(isinstance(each, Client) for each in gc.get_objects()) == before
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize(
     ("connected", "short_of", "refused"),
     [(False, "low", True), (True, "low", False), (True, "spent", True), (False, "nothing", False)],
