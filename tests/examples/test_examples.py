@@ -25,6 +25,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = sorted(EXAMPLES.glob("*.py"))
 RUN_HERE = {
     "auth_and_acl": "test_auth_and_acl",
+    "durable": "test_durable",
     "embed": "test_embed",
     "minimal": "test_minimal",
     "test_with_pytest": "test_in_your_pytest",
@@ -49,6 +50,22 @@ def test_each_example_has_a_test() -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_short(file: Path) -> None:
     assert file.read_text().count("\n") < 60
+
+
+def test_durable(tmp_path: Path) -> None:
+    """Three starts, two of them ended by SIGKILL."""
+    for number in (1, 2, 3):
+        process = subprocess.Popen(
+            [sys.executable, EXAMPLES / "durable.py", tmp_path / "durable.db", "tcp://127.0.0.1:0"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith(f"start number {number}, listening on tcp://127.0.0.1:")
+        finally:
+            process.kill()
+            process.communicate(timeout=10)
 
 
 def test_minimal() -> None:
