@@ -231,13 +231,13 @@ class Client:
                 await self._until_taken()
 
     def _note_partial(self, progressed: bool) -> None:
-        held = self.reader.partial
+        held, budget = self.reader.partial, self._terms.budget
         if not held:
             self.partial_since = None
         elif progressed or self.partial_since is None:
             self.partial_since = self._terms.clock()
         self._count_partial(held)
-        if held > LARGE and self.in_the_way:
+        if held > LARGE and (budget.spent or (budget.low and self.phase is not Phase.CONNECTED)):
             raise QuotaExceeded("no memory for the rest of a large packet")
 
     def _count_partial(self, held: int) -> None:
@@ -245,10 +245,9 @@ class Client:
         self._partial_counted = held
 
     @property
-    def in_the_way(self) -> bool:
-        """Whether memory is too short for an unfinished packet: earlier for who is no client yet."""
-        budget = self._terms.budget
-        return budget.spent or (budget.low and self.phase is not Phase.CONNECTED)
+    def hurried(self) -> bool:
+        """Whether memory is so short that an unfinished packet has a moment only."""
+        return self._terms.budget.low
 
     async def _until_taken(self) -> None:
         """The client reads nothing of what it asks for: read no more of it until it does."""

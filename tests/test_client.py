@@ -684,7 +684,7 @@ async def test_a_large_packet_is_not_collected_while_memory_is_short(
     assert bench.budget.used == taken
 
 
-@pytest.mark.parametrize(("connected", "short_of"), [(False, "low"), (True, "spent")])
+@pytest.mark.parametrize(("connected", "short_of"), [(False, "low"), (True, "low"), (True, "spent")])
 @run_async
 async def test_who_stops_half_way_while_memory_is_short_has_a_moment(connected: bool, short_of: str) -> None:
     async with timed() as (broker, clock, peer):

@@ -23,7 +23,7 @@ def check_deadlines(client: Client, limits: Limits, now: float) -> None:
 
 def _check_early(client: Client, limits: Limits, age: float) -> None:
     """Before CONNACK: a silent close, or 0x87 in the middle of an authentication exchange [B02]."""
-    if client.phase is Phase.NEW and (age >= limits.connect_timeout or (age >= HURRY and client.in_the_way)):
+    if client.phase is Phase.NEW and (age >= limits.connect_timeout or (age >= HURRY and client.hurried)):
         client.refuse(MqttError("no complete CONNECT in time"))
         client.cancel()
     elif client.phase is Phase.AUTHENTICATING and age >= limits.authentication_timeout:
@@ -39,5 +39,5 @@ def _check_connected(client: Client, limits: Limits, now: float) -> None:
         client.end(KeepAliveTimeout(f"no packet for {1.5 * client.keep_alive:g} s"))
     elif begun is not None and now - begun >= limits.partial_packet_timeout:
         client.end(ProtocolError("a packet was begun and not completed in time"))
-    elif begun is not None and now - begun >= HURRY and client.in_the_way:
+    elif begun is not None and now - begun >= HURRY and client.hurried:
         client.end(QuotaExceeded("no memory for an unfinished packet"))
