@@ -123,7 +123,13 @@ def checksum(data: bytes, order: str, sums: tuple[int, int]) -> tuple[int, int]:
 
 # ---- what stands on a page
 
-Entry = tuple[int, list[Any]]  # the identifier of a row, and its cells
+
+class Entry(NamedTuple):
+    """A row as it stands on a leaf page; of an index, the identifier is 0."""
+
+    id: int
+    cells: list[Any]
+    more: set[int]  # pages on which it goes on
 
 
 class Gap(NamedTuple):
@@ -159,24 +165,36 @@ class Tree:
             number, low, high, depth = waiting.pop()
             try:
                 below = self._below(number, low, high, depth)
-            except (BadPage, IndexError) as error:
+            except (BadPage, IndexError, struct.error) as error:
                 self.gaps.append(Gap(number, low, high, depth, str(error)))
                 continue
-            self._used.add(number)
             waiting += reversed(below)
-            if not below:
+            if below:
+                self._used.add(number)
+            else:
                 yield from self._leaf(number, low, high, depth)
 
-    def _leaf(self, number: int, low: int, high: int, depth: int) -> Iterator[Entry]:
+    def _leaf(self, number: int, low: int, high: int, depth: int) -> list[Entry]:
         bad: list[str] = []
-        for identifier, row in entries(self._pages, number, self._used, bad):
-            if len(row) == self._width and low < identifier <= high:
-                self.depth = depth
-                yield identifier, row
+        found = []
+        for entry in entries(self._pages, number, self._used, bad):
+            if len(entry.cells) == self._width:
+                found.append(entry)
             else:
-                bad.append(f"row {identifier} of {len(row)} columns does not belong there")
+                bad.append(f"a row of {len(entry.cells)} columns instead of {self._width}")
+        # Of a page that is led to wrongly nothing is taken: where it belongs, if anywhere, others tell.
+        wrong = [entry.id for entry in found if not low < entry.id <= high]
+        if wrong:
+            bad.append(f"row {wrong[0]} does not belong there")
+            low, high = min(low, min(wrong) - 1), max(high, *wrong)
         if bad:
-            self.gaps.append(Gap(number, low, high, depth, bad[0]))
+            self.gaps.append(Gap(number, low, high, depth, bad[-1]))
+        if wrong or (bad and not found):
+            return []
+        self._used.add(number)
+        self._used.update(*(entry.more for entry in found))
+        self.depth = depth
+        return found
 
     def _below(self, number: int, low: int, high: int, depth: int) -> list[tuple[int, int, int, int]]:
         """The pages below an interior one with the borders of their identifiers; none below a leaf."""
@@ -187,14 +205,19 @@ class Tree:
             return []
         if page[at] != INTERIOR or depth == DEEPEST or depth == self.depth:
             raise BadPage(f"it begins with 0x{page[at]:02x}")
-        found = []
+        found, size = [], 0
         for place in places(page, at, 12):
-            key, _ = varint(page, place + 4)
+            key, end = varint(page, place + 4)
             if not low < key <= high:
                 raise BadPage(f"identifier {key} does not belong there")
             found.append((NUMBER.unpack_from(page, place)[0], low, key, depth + 1))
             low = key
-        return [*found, (NUMBER.unpack_from(page, at + 8)[0], low, high, depth + 1)]
+            size += end - place
+        check_room(page, at, size, self._pages.usable)
+        found.append((NUMBER.unpack_from(page, at + 8)[0], low, high, depth + 1))
+        if any(child > self._pages.count for child, *_ in found):
+            raise BadPage("it leads to pages that there are not")
+        return found
 
 
 def start(number: int) -> int:
@@ -213,10 +236,23 @@ def places(page: bytes, at: int, header: int) -> list[int]:
     return [place if first <= place <= len(page) - 4 else len(page) for place in found]
 
 
+def check_room(page: bytes, at: int, size: int, usable: int) -> None:
+    """Raise BadPage unless what is taken, cells of *size* bytes, and what is free make up all of *page*."""
+    block, _, content, scraps = struct.unpack_from(">3HB", page, at + 1)
+    size += (content or 65536) + scraps
+    while block:
+        before, (block, length) = block, struct.unpack_from(">2H", page, block)
+        size += length
+        if block and block <= before:
+            raise BadPage("its free room is not in order")
+    if size != usable:
+        raise BadPage(f"{size} of {usable} bytes of it are there")
+
+
 def entries(pages: Pages, number: int, used: set[int], bad: list[str]) -> Iterator[Entry]:
     """What stands on a leaf page; why something on it cannot be read is added to *bad*.
 
-    The pages on which rows go on are added to *used*. An entry of an index has the identifier 0.
+    No row goes on on a page that is in *used*, or on one of another row of the same page.
     """
     page, at = pages.page(number), start(number)
     index = page[at] == INDEX_LEAF
@@ -226,32 +262,43 @@ def entries(pages: Pages, number: int, used: set[int], bad: list[str]) -> Iterat
     except BadPage as error:
         bad.append(str(error))
         return
+    taken, mine = 0, set[int]()
     for place in found:
         try:
-            size, place = varint(page, place)
-            identifier, place = (0, place) if index else varint(page, place)
-            data, more = payload(pages, page[place:], size, most, used)
+            size, after = varint(page, place)
+            identifier, after = (0, after) if index else varint(page, after)
+            data, more, here = payload(pages, page[after:], size, most, used, mine)
             cells = record(data)
         except (ValueError, IndexError, struct.error) as error:
             bad.append(str(error))
             continue
-        used |= more
-        yield identifier, cells
+        mine |= more
+        taken += max(4, after - place + here)
+        yield Entry(identifier, cells, more)
+    try:
+        check_room(page, at, taken, pages.usable)
+    except (BadPage, struct.error) as error:
+        bad.append(str(error))
 
 
-def payload(pages: Pages, here: bytes, size: int, most: int, used: set[int]) -> tuple[bytes, set[int]]:
-    """*size* bytes that begin *here*, and the pages on which they go on. At most *most* stand here."""
+def payload(
+    pages: Pages, here: bytes, size: int, most: int, *used: set[int]
+) -> tuple[bytes, set[int], int]:
+    """*size* bytes that begin *here*, the pages on which they go on, and how many bytes of *here* it takes.
+
+    At most *most* stand here.
+    """
     if not 0 <= size <= pages.count * pages.size:
         raise BadPage(f"a row of {size} bytes")
     if size <= most:
-        return here[:size], set()
+        return here[:size], set(), size
     room, least = pages.usable - 4, (pages.usable - 12) * 32 // 255 - 23
     local = least + (size - least) % room
     local = least if local > most else local
     parts, more, left = [here[:local]], set[int](), size - local
     number = NUMBER.unpack_from(here, local)[0]
     while left > 0:
-        if number in used or number in more:
+        if any(number in each for each in (more, *used)):
             raise BadPage(f"page {number}, on which a row goes on, is used twice")
         page = pages.page(number)
         more.add(number)
@@ -260,7 +307,7 @@ def payload(pages: Pages, here: bytes, size: int, most: int, used: set[int]) -> 
         number = NUMBER.unpack_from(page)[0]
     if number:
         raise BadPage("a row goes on behind its end")
-    return b"".join(parts), more
+    return b"".join(parts), more, local + NUMBER.size
 
 
 def record(data: bytes) -> list[Any]:

@@ -39,6 +39,7 @@ from broker.store.sqlite import (
     rows_of,
     sync_folder,
     take_lock,
+    wrong,
 )
 
 MOST = 20  # lines about one kind of fault
@@ -168,8 +169,7 @@ def counts(db: sqlite3.Connection) -> Iterator[str]:
 
 def integrity(db: sqlite3.Connection) -> Iterator[str]:
     """What SQLite finds."""
-    for (text,) in db.execute(f"PRAGMA integrity_check({MOST})"):
-        yield from (line for line in text.splitlines() if line != "ok" and not line.startswith("***"))
+    yield from wrong(db, f"integrity_check({MOST})")
 
 
 def contents(db: sqlite3.Connection) -> Iterator[str]:
@@ -229,8 +229,7 @@ def compact(path: str) -> tuple[int, int]:
     try:
         before = bytes_of(path)
         with explained(path), contextlib.closing(connect(path, "rw")) as db:
-            found = [text for (text,) in db.execute("PRAGMA quick_check(1)")]
-            if found != ["ok"]:
+            if found := wrong(db, "quick_check(1)"):
                 raise damaged(path, found[0])
             db.execute("VACUUM")
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -309,8 +308,8 @@ class Salvage:
         for table in Table:
             root, width = roots[table.name.lower()], len(names(table)) + 1
             tree = self._trees[table] = Tree(self._pages, self._used, root, width)
-            for number, cells in tree.rows():
-                self._copy(table, number, cells)
+            for row in tree.rows():
+                self._copy(table, row.id, row.cells)
         gaps = any(tree.gaps for tree in self._trees.values())
         self._tell_lost(self._search() if gaps else 0)
         self._drop_strays()
@@ -328,7 +327,7 @@ class Salvage:
             if application == APPLICATION_ID and version > FORMAT:
                 raise newer(self._path, version)
         tree = Tree(self._pages, self._used, 1, 5)
-        told = {cells[1]: cells[3] for _, cells in tree.rows() if cells[0] == "table"}
+        told = {row.cells[1]: row.cells[3] for row in tree.rows() if row.cells[0] == "table"}
         made = {name: 2 + i for i, name in enumerate(("meta", *(table.name.lower() for table in Table)))}
         if told and not told.keys() & made.keys():
             raise StoreError(f"{self._path}: an SQLite file, but no store of pybroker")
@@ -340,7 +339,9 @@ class Salvage:
         bad: list[str] = []
         found: dict[Any, Any] = {}
         try:
-            found = dict(cells for _, cells in entries(self._pages, root, self._used, bad) if len(cells) == 2)
+            rows = list(entries(self._pages, root, self._used, bad))
+            found = dict(row.cells for row in rows if len(row.cells) == 2)
+            self._used.update(*(row.more for row in rows))
             self._used.add(root)
         except BadPage as error:
             bad.append(str(error))
@@ -387,12 +388,13 @@ class Salvage:
         """Copy the rows of a leaf that no tree leads to, where they fill a gap; whether there were any."""
         bad: list[str] = []
         taken = False
-        for identifier, cells in entries(self._pages, number, self._used, bad):
-            table = WIDTHS.get(len(cells))
-            if table is None or not any(gap.low < identifier <= gap.high for gap in self._trees[table].gaps):
+        for row in entries(self._pages, number, self._used, bad):
+            table = WIDTHS.get(len(row.cells))
+            if table is None or not any(gap.low < row.id <= gap.high for gap in self._trees[table].gaps):
                 continue
-            if self._copy(table, identifier, cells):
+            if self._copy(table, row.id, row.cells):
                 self._found[table] += 1
+                self._used |= row.more
                 taken = True
         if taken:
             self._used.add(number)

@@ -121,8 +121,7 @@ class SqliteStore:
     def _check(self, db: sqlite3.Connection) -> None:
         """The last stop was no clean one: is the file whole? Cost: reads all of it."""
         began = time.monotonic()
-        found = [text for (text,) in db.execute("PRAGMA quick_check(10)")]
-        if found != ["ok"]:
+        if found := wrong(db, "quick_check(10)"):
             raise damaged(self.path, "; ".join(found))
         log.info("%s was not closed properly; checked in %.2f s: sound", self.path, time.monotonic() - began)
 
@@ -426,6 +425,12 @@ def is_empty(db: sqlite3.Connection) -> bool:
     """Whether nothing was ever made in it: a new file, or one whose making was cut off."""
     marks = [db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
     return marks == [0, 0] and db.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,)
+
+
+def wrong(db: sqlite3.Connection, check: str) -> list[str]:
+    """What PRAGMA *check* finds, a line each."""
+    lines = [line for (text,) in db.execute(f"PRAGMA {check}") for line in text.splitlines()]
+    return [line for line in lines if line != "ok" and not line.startswith("***")]
 
 
 def check_format(db: sqlite3.Connection, path: str) -> None:

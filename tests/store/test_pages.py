@@ -31,9 +31,9 @@ def pages_of(path: Path) -> Iterator[Pages]:
 def rows_of(pages: Pages, width: int, table: str = "t") -> list[tuple[Any, ...]]:
     used: set[int] = set()
     schema = Tree(pages, used, 1, 5)
-    (root,) = [cells[3] for _, cells in schema.rows() if cells[1] == table]
+    (root,) = [cells[3] for _, cells, _ in schema.rows() if cells[1] == table]
     tree = Tree(pages, used, root, width)
-    found = [(number, *cells[1:]) for number, cells in tree.rows()]
+    found = [(number, *cells[1:]) for number, cells, _ in tree.rows()]
     assert schema.gaps == tree.gaps == []
     everything = used | free_pages(pages)
     assert everything == set(range(1, pages.count + 1)), "each page is explained"
@@ -89,7 +89,7 @@ def test_a_record(values: list[Any]) -> None:
             db.execute(f"INSERT INTO t VALUES ({', '.join('?' * len(columns))})", ("key", *values))
         with pages_of(path) as pages:
             bad: list[str] = []
-            assert [cells for _, cells in entries(pages, 2, set(), bad)] == [["key", *values]]
+            assert [entry.cells for entry in entries(pages, 2, set(), bad)] == [["key", *values]]
             assert bad == []
 
 

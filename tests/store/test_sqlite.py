@@ -307,6 +307,7 @@ def test_damage_is_found_after_an_unclean_stop(path: Path, tmp_path: Path) -> No
     with pytest.raises(StoreError) as caught:
         SqliteStore(str(left)).open()
     assert str(caught.value).startswith(f"{left}: damaged (")
+    assert "\n" not in str(caught.value)
     assert f"`pybroker store salvage {left} NEWFILE`" in str(caught.value)
 
 

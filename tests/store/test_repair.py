@@ -1,0 +1,727 @@
+"""verify, dump, compact and salvage: on good stores, beside a running one, and on damaged ones."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import random
+import shutil
+import sqlite3
+import stat
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from broker.errors import StoreError
+from broker.store import repair, sqlite
+from broker.store.base import Batch, Row, Table
+from broker.store.pages import Pages
+from broker.store.repair import RULES, Salvaged, compact, dump, salvage, verify
+from broker.store.schema import names
+from broker.store.sqlite import SqliteStore
+from tests.store.contents import (
+    FIXED,
+    NOTED,
+    PROPERTIES,
+    Found,
+    as_found,
+    found_in,
+    random_rows,
+    without,
+    write_fixed,
+    write_store,
+)
+
+PAGE = 4096
+
+
+@pytest.fixture(autouse=True)
+def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "LOCK_TIME", 0.0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    write_fixed(tmp_path / "broker.db")
+    return tmp_path / "broker.db"
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> Path:
+    return tmp_path / "new.db"
+
+
+def change(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        for statement in statements:
+            db.execute(statement)
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
+
+def snapshot(path: Path) -> dict[str, bytes]:
+    """The files of a store, but for its lock."""
+    files = {file.name: file.read_bytes() for file in path.parent.glob("broker.db*")}
+    files.pop("broker.db-lock", None)
+    return files
+
+
+COMMANDS: dict[str, Callable[[Path], object]] = {
+    "verify": lambda path: verify(str(path)),
+    "dump": lambda path: list(dump(str(path))),
+    "compact": lambda path: compact(str(path)),
+    "salvage": lambda path: salvage(str(path), f"{path}.new"),
+}
+every_command = pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+
+
+# ---- all of them
+
+
+@every_command
+def test_no_such_file(tmp_path: Path, command: Callable[[Path], object]) -> None:
+    with pytest.raises(StoreError, match="nothing here: there is no such file"):
+        command(tmp_path / "nothing here")
+    assert os.listdir(tmp_path) == []
+
+
+@every_command
+def test_a_database_of_somebody_else(tmp_path: Path, command: Callable[[Path], object]) -> None:
+    path = tmp_path / "broker.db"
+    change(path, "CREATE TABLE precious (data)", "INSERT INTO precious VALUES (1)")
+    before = snapshot(path)
+    with pytest.raises(StoreError, match=r"broker\.db: an SQLite file, but no store of pybroker"):
+        command(path)
+    assert snapshot(path) == before
+
+
+@every_command
+def test_no_database(tmp_path: Path, command: Callable[[Path], object]) -> None:
+    path = tmp_path / "broker.db"
+    path.write_bytes(b"a text that is no database. " * 1000)
+    before = snapshot(path)
+    if command is COMMANDS["salvage"]:
+        done = salvage(str(path), f"{path}.new")
+        assert set(done.copied.values()) == {0} and done.lost
+        os.unlink(f"{path}.new")
+    else:
+        with pytest.raises(StoreError, match=r"broker\.db: damaged"):
+            command(path)
+    assert snapshot(path) == before
+
+
+@pytest.mark.parametrize("name", ["verify", "dump"])
+def test_beside_a_store_that_is_open(path: Path, name: str) -> None:
+    """What is committed is seen, nothing is changed, and the other goes on."""
+    store = SqliteStore(str(path))
+    store.open()
+    rows = {60: Row(("later", 0, 0, "", None), (b"", b""))}
+    store.write(Batch(1, rows={Table.MESSAGE: rows, Table.RETAINED: {61: Row((60,))}}))
+    before = snapshot(path)
+    lock = Path(f"{path}-lock").read_bytes()
+    said = COMMANDS[name](path)
+    text = str(said.facts) if isinstance(said, repair.Verdict) else str(said)
+    assert ("message: 7 rows" if name == "verify" else '"later"') in text
+    after = snapshot(path)
+    assert {name: data for name, data in after.items() if "-shm" not in name} == {
+        name: data for name, data in before.items() if "-shm" not in name
+    }
+    assert Path(f"{path}-lock").read_bytes() == lock
+    with pytest.raises(StoreError, match="in use by process"):
+        SqliteStore(str(path)).open()
+    store.write(Batch(2, rows={Table.RETAINED: {61: None}, Table.MESSAGE: {60: None}}))
+    store.close()
+    assert found_in(path) == as_found(FIXED)
+
+
+@pytest.mark.parametrize("name", ["compact", "salvage"])
+def test_only_when_nobody_has_it_open(path: Path, name: str) -> None:
+    store = SqliteStore(str(path))
+    store.open()
+    with pytest.raises(StoreError, match=f"in use by process {os.getpid()}; stop it"):
+        COMMANDS[name](path)
+    assert not Path(f"{path}.new").exists()
+    store.close()
+    COMMANDS[name](path)
+    SqliteStore(str(path)).open()  # it gave the lock back
+
+
+@pytest.mark.parametrize("name", ["verify", "dump", "salvage"])
+def test_a_closed_store_is_not_touched(path: Path, name: str) -> None:
+    before = snapshot(path), os.stat(path).st_mtime_ns
+    COMMANDS[name](path)
+    Path(f"{path}.new").unlink(missing_ok=True)
+    assert (snapshot(path), os.stat(path).st_mtime_ns) == before
+    assert set(before[0]) == {"broker.db"}
+
+
+@pytest.mark.parametrize("name", ["verify", "dump"])
+def test_in_a_folder_that_may_not_be_written(
+    path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk that is mounted to be read: a database without a WAL needs nothing beside it."""
+    os.unlink(f"{path}-lock")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    COMMANDS[name](path)
+    assert os.listdir(path.parent) == ["broker.db"]
+
+
+@pytest.mark.parametrize("name", ["verify", "dump"])
+def test_a_store_that_changes_while_it_is_read_as_a_closed_one(
+    path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair, "meta", lambda db: (os.utime(path, (1, 1)), {})[1])
+    with pytest.raises(StoreError, match="changed it meanwhile; try again"):
+        COMMANDS[name](path)
+
+
+# ---- verify
+
+
+def test_a_good_store(path: Path) -> None:
+    verdict = verify(str(path))
+    assert verdict.problems == []
+    made = verdict.facts.pop(1)
+    assert made.startswith("made 20") and made.endswith(" UTC")
+    assert verdict.facts == [
+        "format 1",
+        "last written 2023-11-14 22:15:00 UTC",
+        "closed properly",
+        "session: 3 rows",
+        "subscription: 4 rows",
+        "message: 6 rows",
+        "delivery: 4 rows",
+        "held: 1 rows",
+        "retained: 2 rows",
+    ]
+
+
+def test_one_that_was_not_closed(path: Path) -> None:
+    store = SqliteStore(str(path))
+    store.open()
+    assert "in use, or not closed properly" in verify(str(path)).facts
+    store.close()
+
+
+BROKEN = {
+    "DELETE FROM session WHERE id = 1": [
+        "subscription 4 belongs to no session",
+        "subscription 5 belongs to no session",
+        "subscription 7 belongs to no session",
+        "delivery 30 belongs to no session",
+        "delivery 31 belongs to no session",
+        "delivery 32 belongs to no session",
+        "delivery 33 belongs to no session",
+    ],
+    "DELETE FROM session WHERE id = 2": [
+        "subscription 6 belongs to no session",
+        "held 40 belongs to no session",
+        "message 20 is held by nothing",
+    ],
+    "DELETE FROM message WHERE id = 24": [
+        "delivery 32 has no message",
+        "held 40 has no message",
+        "retained 50 has no message",
+    ],
+    "DELETE FROM message WHERE id = 20": ["session 2 has a will without a message"],
+    "UPDATE session SET will = NULL, will_due = NULL WHERE id = 3": [
+        "session 3 is no session and has no will",
+        "message 21 is held by nothing",
+    ],
+    "UPDATE session SET client_id = 'reader'": [
+        "session 1 has the client_id of a later one",
+        "session 2 has the client_id of a later one",
+    ],
+    "UPDATE subscription SET topic_filter = '#', share_name = '', session = 1 WHERE id IN (4, 6)": [
+        "subscription 4 is there twice"
+    ],
+    "UPDATE delivery SET packet_id = 2, state = 2, qos = 2 WHERE id >= 32": [
+        "delivery 31 has the packet identifier of a later one",
+        "delivery 32 has the packet identifier of a later one",
+    ],
+    "INSERT INTO held SELECT 41, session, packet_id, message FROM held": [
+        "held 40 has the packet identifier of a later one"
+    ],
+    "UPDATE message SET topic_name = 'house/attic/temperature' WHERE id = 24": [
+        "retained 50 has the topic of a later one"
+    ],
+    "DELETE FROM delivery WHERE id = 31": ["message 23 is held by nothing"],
+}
+
+
+@pytest.mark.parametrize("statement", BROKEN)
+def test_rows_that_do_not_belong_together(path: Path, new: Path, statement: str) -> None:
+    """They are found, and a salvage leaves them out and says so."""
+    change(path, statement)
+    assert verify(str(path)).problems == BROKEN[statement]
+    done = salvage(str(path), str(new))
+    for rule in RULES:
+        if any(problem.endswith(rule.says) for problem in BROKEN[statement]):
+            assert any(rule.says in lost for lost in done.lost), rule
+    assert verify(str(new)).problems == []
+    assert found_in(new).keys() <= found_in(path).keys()
+
+
+def test_every_rule_is_tried() -> None:
+    assert all(any(rule.says in str(problems) for problems in BROKEN.values()) for rule in RULES)
+
+
+def test_wills_in_a_store_without_messages(tmp_path: Path) -> None:
+    row = Row(("a", None, 5, 100, 1, 0, None, None, 0, None))
+    write_store(tmp_path / "broker.db", {Table.SESSION: {1: row}})
+    assert verify(str(tmp_path / "broker.db")).problems == []
+
+
+def test_a_will_that_is_lost_does_not_take_the_session_along(path: Path, new: Path) -> None:
+    change(path, "DELETE FROM message WHERE id IN (20, 21)")
+    salvage(str(path), str(new))
+    expected = as_found(FIXED)
+    del expected["message", 20], expected["message", 21], expected["session", 3]
+    expected["session", 2] = (*expected["session", 2][:8], None, 0, None)
+    assert found_in(new) == expected
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("UPDATE session SET client_id = NULL WHERE id = 1", "session 1: client_id is no TEXT"),
+        ("UPDATE session SET version = 6 WHERE id = 1", "session 1: version is 6"),
+        ("UPDATE message SET payload = 'text' WHERE id = 22", "message 22: payload is no BLOB"),
+        ("UPDATE message SET properties = x'ff' WHERE id = 22", "message 22: "),
+        ("UPDATE message SET topic_name = 'a/#' WHERE id = 22", "message 22: a wildcard in a Topic Name"),
+        ("UPDATE message SET expires_at = 9e999 WHERE id = 22", "message 22: expires_at is inf"),
+        ("UPDATE subscription SET topic_filter = 'a#' WHERE id = 4", "subscription 4: a # that is not"),
+        ("UPDATE delivery SET identifiers = '1,,2' WHERE id = 30", "delivery 30: identifiers is no list"),
+        ("UPDATE delivery SET state = 9 WHERE id = 30", "delivery 30: state is 9"),
+        ("UPDATE held SET packet_id = 65536", "held 40: packet_id is 65536"),
+        ("UPDATE meta SET value = 'noon' WHERE key = 'time'", "meta time is no time"),
+    ],
+)
+def test_rows_that_make_no_sense(path: Path, new: Path, statement: str, words: str) -> None:
+    change(path, statement)
+    problems = verify(str(path)).problems
+    assert len(problems) == 1 and problems[0].startswith(words)
+    done = salvage(str(path), str(new))
+    assert words.startswith("meta") or f"{words.split()[0]}: 1 rows that make no sense" in done.lost
+    assert verify(str(new)).problems == []
+
+
+def test_many_problems_are_not_all_told(tmp_path: Path) -> None:
+    path = tmp_path / "broker.db"
+    rows = {number: Row(("a", 1, 0, "", None), (b"", b"")) for number in range(1, 200)}
+    write_store(path, {Table.MESSAGE: rows})
+    assert len(verify(str(path)).problems) == repair.MOST + 1
+
+
+# ---- dump
+
+
+def test_a_dump_has_everything(path: Path) -> None:
+    lines = [json.loads(line) for line in dump(str(path))]
+    noted = {line["key"]: line["value"] for line in lines if line["table"] == "meta"}
+    assert noted.keys() == {"created", "clean", "program", "time", "wall"}
+    assert (noted["time"], noted["wall"], noted["clean"]) == (*NOTED, 1)
+    found = {}
+    for line in lines[len(noted) :]:
+        table, number = Table[line.pop("table").upper()], line.pop("id")
+        assert tuple(line) == names(table)
+        found[table.name.lower(), number] = (number, *map(binary, line, line.values()))
+    assert found == as_found(FIXED)
+    assert [key[0] for key in found] == [key[0] for key in as_found(FIXED)], "in the order of the document"
+
+
+def binary(column: str, value: object) -> object:
+    if column not in ("payload", "properties"):
+        return value
+    return base64.b64decode(value["base64"]) if isinstance(value, dict) else str(value).encode()
+
+
+def test_blobs_that_are_texts_are_texts(path: Path) -> None:
+    by_id = {line["id"]: line for line in map(json.loads, dump(str(path))) if line["table"] == "message"}
+    assert by_id[24]["payload"] == "warm ☀"
+    assert by_id[25]["payload"] == by_id[25]["properties"] == ""
+    assert by_id[23]["payload"] == {"base64": base64.b64encode(bytes(range(256)) * 40).decode()}
+    assert by_id[22]["properties"] == PROPERTIES.decode()
+
+
+def test_a_dump_is_lines_for_any_terminal(path: Path) -> None:
+    change(path, "UPDATE message SET payload = CAST(char(27, 10, 13, 127, 155, 8232) AS BLOB) WHERE id = 25")
+    for line in dump(str(path)):
+        assert line.isascii() and line.isprintable()
+
+
+def test_a_dump_does_not_hold_everything_in_memory(path: Path) -> None:
+    """The first lines are there before the last rows are read."""
+    change(path, "UPDATE retained SET message = 'x'", "DELETE FROM session")
+    lines = dump(str(path))
+    assert json.loads(next(lines))["table"] == "meta"
+    lines.close()
+
+
+# ---- compact
+
+
+def test_what_is_free_goes_back_to_the_disk(tmp_path: Path) -> None:
+    path, rows = tmp_path / "broker.db", random_rows(random.Random(1))
+    gone = sorted(rows[Table.MESSAGE])[:200]
+    write_store(path, rows, without(rows, gone))
+    expected = found_in(path)
+    assert len(expected) > 200
+    assert os.path.getsize(path) > 1_000_000
+    before, after = compact(str(path))
+    assert after == os.path.getsize(path) < before / 2
+    assert found_in(path) == expected
+    assert verify(str(path)).problems == []
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    store = SqliteStore(str(path))
+    assert store.open() == NOTED
+    store.close()
+
+
+def test_the_tables_stay_where_they_are_looked_for(tmp_path: Path, new: Path) -> None:
+    """Salvage knows where they are made; a store that was compacted has them there as well."""
+    path, rows = tmp_path / "broker.db", random_rows(random.Random(2))
+    write_store(path, rows, without(rows, sorted(rows[Table.MESSAGE])[:100]))
+    compact(str(path))
+    expected = found_in(path)
+    spoil(path, 1, random.Random(3))
+    salvage(str(path), str(new))
+    assert found_in(new) == expected
+
+
+def test_a_store_that_was_not_closed_is_compacted_with_its_wal(path: Path, tmp_path: Path) -> None:
+    store = SqliteStore(str(path))
+    store.open()
+    rows = {60: Row(("later", 0, 0, "", None), (b"x" * 100_000, b""))}
+    store.write(Batch(1, rows={Table.MESSAGE: rows, Table.RETAINED: {61: Row((60,))}}))
+    left = tmp_path / "killed"
+    left.mkdir()
+    for file in path.parent.glob("broker.db*"):
+        shutil.copy(file, left)
+    store.close()
+    before, after = compact(str(left / "broker.db"))
+    assert before > after > 100_000
+    assert found_in(left / "broker.db") == found_in(path)
+    assert "in use, or not closed properly" in verify(str(left / "broker.db")).facts
+
+
+def test_a_damaged_store_is_not_compacted(tmp_path: Path) -> None:
+    path = tmp_path / "broker.db"
+    write_store(path, random_rows(random.Random(1)))
+    spoil(path, 12, random.Random(1))
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match=r"damaged .*salvage"):
+        compact(str(path))
+    assert path.read_bytes() == before
+
+
+# ---- salvage
+
+
+def spoil(path: Path, page: int, rng: random.Random, fill: bytes = b"") -> None:
+    with path.open("r+b") as file:
+        file.seek((page - 1) * PAGE)
+        file.write(fill * PAGE or rng.randbytes(PAGE))
+
+
+def test_a_good_store_is_copied(path: Path, new: Path) -> None:
+    done = salvage(str(path), str(new))
+    assert done.copied == {table.name.lower(): len(rows) for table, rows in FIXED.items()}
+    assert done.lost == done.notes == []
+    assert found_in(new) == as_found(FIXED)
+    assert stat.S_IMODE(new.stat().st_mode) == 0o600
+    assert {file.name for file in new.parent.glob("new*")} == {"new.db"}
+    store = SqliteStore(str(new))
+    assert store.open() == NOTED
+    store.close()
+
+
+def test_a_file_that_is_there_already_stays(path: Path, new: Path) -> None:
+    new.write_bytes(b"precious")
+    with pytest.raises(StoreError, match=r"new\.db: is there already"):
+        salvage(str(path), str(new))
+    with pytest.raises(StoreError, match="is there already"):
+        salvage(str(path), str(path))
+    assert new.read_bytes() == b"precious"
+    assert found_in(path) == as_found(FIXED)
+
+
+def test_a_place_where_no_file_can_be(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"nowhere/new\.db: No such file"):
+        salvage(str(path), str(tmp_path / "nowhere" / "new.db"))
+
+
+def test_a_disk_that_is_full(path: Path, new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing half done is left."""
+
+    def small(path: str, mode: str = "rwc") -> sqlite3.Connection:
+        db = connect(path, mode)
+        db.execute("PRAGMA max_page_count = 9")
+        return db
+
+    connect = repair.connect
+    monkeypatch.setattr(repair, "connect", small)
+    with pytest.raises(StoreError, match=r"new\.db: .*full"):
+        salvage(str(path), str(new))
+    assert list(new.parent.glob("new*")) == []
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Found]:
+    """A store with long rows, free pages and interior pages; and its rows."""
+    path = tmp_path_factory.mktemp("large") / "broker.db"
+    rows = random_rows(random.Random(1), 300, (0, 10, 200, 600, 3000))
+    gone = random.Random(2).sample(sorted(rows[Table.MESSAGE]), 75)
+    write_store(path, rows, without(rows, gone))
+    assert verify(str(path)).problems == []
+    return path, found_in(path)
+
+
+def check(path: Path, new: Path, whole: Found) -> Salvaged:
+    """Salvage *path*, which had the rows *whole*: nothing is invented, and nothing is lost in silence."""
+    before = path.read_bytes()
+    done = salvage(str(path), str(new))
+    assert path.read_bytes() == before
+    found = found_in(new)
+    assert found.items() <= whole.items()
+    assert verify(str(new)).problems == []
+    assert done.copied == {
+        table.name.lower(): sum(name == table.name.lower() for name, _ in found) for table in Table
+    }
+    assert done.lost or found == whole
+    return done
+
+
+Places = dict[tuple[str, int], set[int]]  # a row -> the pages on which something of it stands
+
+
+@pytest.fixture(scope="module")
+def places(large: tuple[Path, Found]) -> Places:
+    found: Places = {}
+    with closing(Pages(str(large[0]))) as pages:
+        free = repair.free_pages(pages)
+        for page in (page for page in range(1, pages.count + 1) if page not in free):
+            if pages.page(page)[0] != repair.LEAF:
+                continue
+            for entry in repair.entries(pages, page, set(), []):
+                if table := repair.WIDTHS.get(len(entry.cells)):
+                    found[table.name.lower(), entry.id] = {page, *entry.more}
+    assert found.keys() == large[1].keys()
+    return found
+
+
+PARENTS = {"subscription": (1,), "delivery": (1, 2), "held": (1, 3), "retained": (1,)}  # columns
+
+
+def untouched(places: Places, whole: Found, spoilt: set[int]) -> Found:
+    """What of *whole* stands on no page of *spoilt*, and belongs to nothing that does."""
+    lost = {key for key in whole if places[key] & spoilt}
+    gone = {number for name, number in lost if name in ("session", "message")}
+    parents = {key: {row[at] for at in PARENTS.get(key[0], ())} for key, row in whole.items()}
+    kept = {key: row for key, row in whole.items() if key not in lost and not gone & parents[key]}
+    held = set().union(*(parents[key] for key in kept))
+    return {key: row for key, row in kept.items() if key[0] != "message" or key[1] in held}
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_any_page_that_is_lost_costs_what_is_on_it(
+    large: tuple[Path, Found], places: Places, tmp_path: Path, part: int
+) -> None:
+    """Every fourth page of the file, one after the other: verify finds it if it costs a row."""
+    source, whole = large
+    path, new = tmp_path / "broker.db", tmp_path / "new.db"
+    shutil.copy(source, path)
+    count = path.stat().st_size // PAGE
+    for page in range(1 + part, count + 1, 4):
+        shutil.copy(source, path)
+        spoil(path, page, random.Random(page), b"" if page % 3 else b"\xff")
+        done = check(path, new, whole)
+        assert untouched(places, whole, {page}).items() <= found_in(new).items()
+        assert not done.lost or unsound(path)
+        new.unlink()
+
+
+def unsound(path: Path) -> bool:
+    try:
+        return bool(verify(str(path)).problems)
+    except StoreError as error:
+        return "damaged" in str(error)
+
+
+def test_below_a_root_that_is_lost_everything_is_found(large: tuple[Path, Found], tmp_path: Path) -> None:
+    """Deleted rows stand on free pages, and stay there."""
+    source, whole = large
+    with closing(sqlite3.connect(source)) as db:
+        roots = dict(db.execute("SELECT name, rootpage FROM sqlite_schema"))
+        free = db.execute("PRAGMA freelist_count").fetchone()[0]
+    assert free >= 10
+    for name in ("message", "delivery"):
+        path, new = tmp_path / "broker.db", tmp_path / f"{name}.db"
+        shutil.copy(source, path)
+        spoil(path, roots[name], random.Random(1))
+        done = check(path, new, whole)
+        assert found_in(new) == whole
+        assert done.lost == []
+        assert f"{name}: page {roots[name]} cannot be read" in done.notes[0]
+        assert "all below it were found" in done.notes[0]
+        assert "rows were found on pages that no tree leads to" in done.notes[1]
+
+
+def test_several_roots_and_the_first_page(large: tuple[Path, Found], tmp_path: Path, new: Path) -> None:
+    """Without page 1 nobody knows which pages are free: what was deleted may come back with its own."""
+    source, whole = large
+    path = Path(shutil.copy(source, tmp_path / "broker.db"))
+    with closing(sqlite3.connect(source)) as db:
+        roots = dict(db.execute("SELECT name, rootpage FROM sqlite_schema"))
+    for page in (1, roots["message"], roots["delivery"]):
+        spoil(path, page, random.Random(page))
+    with pytest.raises(StoreError, match="damaged"):
+        verify(str(path))
+    done = salvage(str(path), str(new))
+    assert verify(str(new)).problems == []
+    found = found_in(new)
+    for name in ("session", "subscription", "message"):
+        assert {key for key in whole if key[0] == name} <= found.keys()
+    assert "page 1 is damaged: the tables were looked for where they are made" in done.notes
+    assert done.lost, "nobody can be sure"
+
+
+def test_without_page_1_nothing_is_lost(large: tuple[Path, Found], tmp_path: Path, new: Path) -> None:
+    source, whole = large
+    for fill in (b"\0", b"\xff", b""):
+        path = Path(shutil.copy(source, tmp_path / "broker.db"))
+        spoil(path, 1, random.Random(1), fill)
+        done = check(path, new, whole)
+        assert found_in(new) == whole
+        assert done.lost == []
+        new.unlink()
+
+
+def test_without_the_clock_it_begins_anew(path: Path, new: Path) -> None:
+    spoil(path, 2, random.Random(1))
+    done = salvage(str(path), str(new))
+    assert [line for line in done.lost if "clock" in line] == done.lost != []
+    store = SqliteStore(str(new))
+    assert store.open() is None
+    store.close()
+    assert found_in(new) == as_found(FIXED)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_any_bytes_that_are_lost(
+    large: tuple[Path, Found], places: Places, tmp_path: Path, new: Path, seed: int
+) -> None:
+    """Some at a time, anywhere, header and all: what stands on pages that nobody touched is found."""
+    (source, whole), rng = large, random.Random(seed)
+    path = Path(shutil.copy(source, tmp_path / "broker.db"))
+    data = bytearray(path.read_bytes())
+    for _ in range(rng.choice((1, 3, 10))):
+        size = rng.choice((1, 16, 512, 5000))
+        at = rng.randrange(len(data) - size)
+        data[at : at + size] = rng.choice((rng.randbytes(size), bytes(size)))
+    path.write_bytes(data)
+    done = salvage(str(path), str(new))
+    assert verify(str(new)).problems == []
+    before, pages = source.read_bytes(), range(len(data) // PAGE)
+    spoilt = {page + 1 for page in pages if data[page * PAGE :][:PAGE] != before[page * PAGE :][:PAGE]}
+    missing = untouched(places, whole, spoilt).items() - found_in(new).items()
+    assert not missing, (spoilt, done)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_the_end_of_the_file_is_lost(
+    large: tuple[Path, Found], tmp_path: Path, new: Path, share: float
+) -> None:
+    source, whole = large
+    path = Path(shutil.copy(source, tmp_path / "broker.db"))
+    pages = int(path.stat().st_size * share) // PAGE
+    os.truncate(path, pages * PAGE + 100)
+    done = check(path, new, whole)
+    assert any("pages shorter than it says" in line for line in done.lost)
+    assert unsound(path)
+
+
+def test_a_file_of_nothing(tmp_path: Path, new: Path) -> None:
+    for data in (b"", b"\0" * 100_000):
+        path = tmp_path / "broker.db"
+        path.write_bytes(data)
+        done = salvage(str(path), str(new))
+        assert set(done.copied.values()) == {0}
+        assert done.lost
+        assert verify(str(new)).problems == []
+        new.unlink()
+
+
+# ---- salvage of a store with a WAL
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> tuple[Path, Found]:
+    """The files as `kill -9` leaves them, everything but the beginning in the WAL; and the rows."""
+    rows = random_rows(random.Random(5), 100)
+    source = tmp_path / "source" / "broker.db"
+    source.parent.mkdir()
+    store = SqliteStore(str(source))
+    store.open()
+    store.write(Batch(1, rows=dict(rows), clock=NOTED))
+    store.write(Batch(2, rows=dict(without(rows, sorted(rows[Table.MESSAGE])[:20]))))
+    (tmp_path / "killed").mkdir()
+    for file in source.parent.iterdir():
+        shutil.copy(file, tmp_path / "killed")
+    store.close()
+    return tmp_path / "killed" / "broker.db", found_in(source)
+
+
+def test_the_wal_counts(killed: tuple[Path, Found], new: Path) -> None:
+    path, whole = killed
+    before = snapshot(path)
+    done = check(path, new, whole)
+    assert done.notes == []
+    assert found_in(new) == whole
+    assert snapshot(path) == before
+
+
+def test_the_wal_mends_what_is_damaged_below_it(killed: tuple[Path, Found], new: Path) -> None:
+    path, whole = killed
+    path.write_bytes(random.Random(1).randbytes(path.stat().st_size))
+    check(path, new, whole)
+    assert found_in(new) == whole
+
+
+def test_a_wal_that_is_cut_off(killed: tuple[Path, Found], new: Path) -> None:
+    path, _ = killed
+    wal = Path(f"{path}-wal")
+    os.truncate(wal, wal.stat().st_size - 1)
+    done = salvage(str(path), str(new))
+    assert any("pages at the end of the WAL belong to no complete commit" in note for note in done.notes)
+    with closing(sqlite3.connect(path)) as db:
+        expected = db.execute("SELECT count(*) FROM message").fetchone()[0]
+    assert done.copied["message"] == expected == 100, "as before the last commit"
+
+
+# ---- a disk that cannot read
+
+
+def test_pages_that_the_disk_cannot_read(
+    large: tuple[Path, Found], tmp_path: Path, new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, whole = large
+    path = Path(shutil.copy(source, tmp_path / "broker.db"))
+    read = os.pread
+    bad = {1: 0, 40: 0, 41: 0}
+
+    def pread(fd: int, size: int, at: int) -> bytes:
+        page = at // PAGE + 1
+        if page in bad and os.readlink(f"/proc/self/fd/{fd}") == str(path):
+            bad[page] += 1
+            raise OSError(5, "Input/output error")
+        return read(fd, size, at)
+
+    monkeypatch.setattr(os, "pread", pread)
+    salvage(str(path), str(new))
+    assert all(bad.values())
+    found = found_in(new)
+    assert found.items() <= whole.items()
+    assert len(found) > len(whole) / 2
