@@ -319,8 +319,8 @@ def look_after(flags: argparse.Namespace) -> int:
             print("{} bytes before, {} after".format(*repair.compact(flags.file)))
         case "salvage":
             done = repair.salvage(flags.file, flags.new)
-            print(*(f"{name}: {rows} rows copied" for name, rows in done.copied.items()), sep="\n")
-            print(*done.notes, *(f"lost: {text}" for text in done.lost), sep="\n")
+            copied = [f"{name}: {rows} rows copied" for name, rows in done.copied.items()]
+            print(*copied, *done.notes, *(f"lost: {text}" for text in done.lost), sep="\n")
             old = flags.file
             print(f"to use {flags.new}: move {old}, {old}-wal and {old}-shm away, then give it that name")
             return int(bool(done.lost))

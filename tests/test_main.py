@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import re
+import sqlite3
 import stat
+import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,8 +20,11 @@ from broker import __version__
 from broker.__main__ import arguments, default_store, greeting, hint, kept, main, make_folder, settings, who
 from broker.config import Config, Log, Store, Tls
 from broker.errors import ConfigError, StoreError
+from broker.store.sqlite import SqliteStore
+from tests.store.contents import FIXED, as_found, found_in, random_rows, write_fixed, write_store
 
 MACHINE = "clients of this machine, without authentication"
+ROOT = Path(__file__).parent.parent
 MEMORY = {"PYBROKER_STORE_PATH": ":memory:"}
 
 
@@ -228,3 +236,155 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--version"])
     assert caught.value.code == 0
     assert capsys.readouterr().out == f"pybroker {__version__}\n"
+
+
+# ---- pybroker store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    write_fixed(tmp_path / "broker.db")
+    return tmp_path / "broker.db"
+
+
+def damage(store: Path, page: int) -> None:
+    with store.open("r+b") as file:
+        file.seek(4096 * (page - 1))
+        file.write(b"\xff" * 4096)
+
+
+def test_store_verify(capsys: pytest.CaptureFixture[str], store: Path) -> None:
+    assert main(["store", "verify", str(store)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "format 1"
+    assert "message: 6 rows" in lines
+    assert lines[-1] == "no damage was found"
+
+
+def test_store_verify_of_a_damaged_one(capsys: pytest.CaptureFixture[str], store: Path) -> None:
+    with closing(sqlite3.connect(store)) as db:
+        db.execute("DELETE FROM message WHERE id = 23")
+        db.commit()
+    assert main(["store", "verify", str(store)]) == 1
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[-2:] == ["damaged: delivery 31 has no message", "damage was found"]
+    assert captured.err == ""
+    damage(store, 1)
+    assert main(["store", "verify", str(store)]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"pybroker: {store}: damaged (") and captured.err.count("\n") == 1
+
+
+def test_store_dump(capsys: pytest.CaptureFixture[str], store: Path) -> None:
+    assert main(["store", "dump", str(store)]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["id"] for line in lines if line["table"] == "subscription"] == [4, 5, 6, 7]
+
+
+def test_store_dump_of_a_damaged_one_gives_what_comes_before(
+    capsys: pytest.CaptureFixture[str], store: Path
+) -> None:
+    damage(store, 5)
+    assert main(["store", "dump", str(store)]) == 1
+    captured = capsys.readouterr()
+    assert '"subscription"' in captured.out and '"message", "id"' not in captured.out
+    assert captured.err.startswith(f"pybroker: {store}: damaged (") and captured.err.count("\n") == 1
+
+
+def test_store_dump_to_somebody_who_reads_only_the_beginning(tmp_path: Path) -> None:
+    write_store(tmp_path / "broker.db", random_rows(random.Random(1), 100, (5000,)))
+    command = [sys.executable, "-m", "broker", "store", "dump", str(tmp_path / "broker.db")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=-1, stderr=-1) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline().startswith(b'{"table": "meta"')
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(30) == 0
+
+
+def test_store_compact(capsys: pytest.CaptureFixture[str], store: Path) -> None:
+    size = store.stat().st_size
+    assert main(["store", "compact", str(store)]) == 0
+    assert capsys.readouterr().out == f"{size} bytes before, {store.stat().st_size} after\n"
+    assert found_in(store) == as_found(FIXED)
+
+
+def test_store_salvage(capsys: pytest.CaptureFixture[str], store: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new.db"
+    assert main(["store", "salvage", str(store), str(new)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:-1] == [f"{table.name.lower()}: {len(rows)} rows copied" for table, rows in FIXED.items()]
+    assert lines[-1].startswith(f"to use {new}: move {store}, {store}-wal and")
+    assert found_in(new) == as_found(FIXED)
+
+
+def test_store_salvage_of_a_damaged_one(
+    capsys: pytest.CaptureFixture[str], store: Path, tmp_path: Path
+) -> None:
+    damage(store, 6)
+    assert main(["store", "salvage", str(store), str(tmp_path / "new.db")]) == 1
+    out = capsys.readouterr().out
+    assert "delivery: 0 rows copied\n" in out
+    assert "lost: delivery: page 6 cannot be read (it begins with 0xff): rows from the first to" in out
+    assert "lost: message: 2 left out, since each is held by nothing" in out
+    assert main(["store", "verify", str(tmp_path / "new.db")]) == 0
+
+
+@pytest.mark.parametrize("command", ["compact", "salvage"])
+def test_store_that_is_in_use(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, store: Path, command: str
+) -> None:
+    monkeypatch.setattr("broker.store.sqlite.LOCK_TIME", 0.0)
+    running = SqliteStore(str(store))
+    running.open()
+    new = [f"{store}.new"] if command == "salvage" else []
+    assert main(["store", command, str(store), *new]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"pybroker: {store}: in use by process {os.getpid()}") and error.count("\n") == 1
+    assert main(["store", "verify", str(store)]) == 0
+    running.close()
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], "arguments are required: verify|dump|compact|salvage"),
+        (["mend", "a.db"], "invalid choice: 'mend'"),
+        (["verify"], "arguments are required: FILE"),
+        (["salvage", "a.db"], "arguments are required: NEWFILE"),
+        (["verify", "a.db", "b.db"], "unrecognized arguments: b.db"),
+        (["verify", "--fast", "a.db"], "unrecognized arguments: --fast"),
+    ],
+)
+def test_bad_flags_of_store(capsys: pytest.CaptureFixture[str], argv: list[str], words: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["store", *argv])
+    error = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert words in error
+    assert error.startswith("pybroker store") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("argv", [["verify"], ["dump"], ["compact"], ["salvage"]])
+def test_store_of_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path, argv: list[str]) -> None:
+    new = [str(tmp_path / "new.db")] if argv == ["salvage"] else []
+    assert main(["store", *argv, str(tmp_path / "none.db"), *new]) == 1
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"pybroker: {tmp_path}/none.db: there is no such file\n")
+    assert os.listdir(tmp_path) == []
+
+
+def test_store_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--log-level", "debug", "store"])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("pybroker: store comes first")
+
+
+def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv, words in ((["--help"], "store --help"), (["store", "--help"], "salvage")):
+        with pytest.raises(SystemExit) as caught:
+            main(argv)
+        assert caught.value.code == 0
+        assert words in capsys.readouterr().out
