@@ -128,6 +128,7 @@ async def end_session(core: Core, session: Session) -> None:
     core.tree.unsubscribe_all(session, tuple(session.subscriptions))
     core.router.hand_on(session, [*session.take_unacknowledged(), *session.take_shared()])
     session.clear()
+    session.note()  # nothing but the will is left, while hooks are asked about it
     core.journal.promise(-1)  # a CONNACK may wait for it, after hooks that wait
     await publish_will(core, session)
     session.note()  # the last of it: a crash before this publishes the will once more, never not at all

@@ -141,7 +141,9 @@ def record_session(session: Session, journal: Journal) -> None:
 
 
 def session_row(record: SessionRecord) -> Row:
+    """Without deadlines a session is connected, or about to be given some; see Restore."""
     session, offset, will = record.session, record.journal.offset, record.will
+    will_due = session.will_due if session.will is will else -offset  # else it is being published now
     values: tuple[Any, ...] = (
         session.client_id,
         session.user_name,
@@ -152,7 +154,7 @@ def session_row(record: SessionRecord) -> Row:
         None if session.ends_at == NEVER else session.ends_at + offset,
         None if will is None else will.message.record.id,
         0 if will is None else will.delay,
-        None if session.will_due == NEVER else session.will_due + offset,
+        None if will_due == NEVER else will_due + offset,
     )
     return Row(values)
 

@@ -12,7 +12,7 @@ from broker.packet.message import Message
 from broker.session.inflight import Delivery, State
 from broker.session.manager import SessionManager
 from broker.session.record import SessionRecord
-from broker.session.session import Session
+from broker.session.session import FOR_EVER, Session
 from broker.session.will import NEVER, PendingWill
 from broker.store.base import DurableStore, Table
 from broker.store.journal import Journal, MessageRecord
@@ -29,9 +29,9 @@ TURN = 1000  # rows that are read before others have a turn
 class Restore:
     """Reads a store into memory, once, before anybody is connected.
 
-    `steps` does it little by little. Afterwards *connected* are the sessions that were connected when the
-    broker ended without a stop, and rows that belong to nothing (a bug, or
-    what a salvage could not save) are counted in `orphans` and deleted.
+    `steps` does it little by little. Afterwards *connected* are the sessions whose connection had not ended,
+    or its end was not seen to yet, when the broker ended without a stop. Rows that belong to nothing (a bug,
+    or what a salvage could not save) are in `orphans`, and deleted by `finish`.
     """
 
     def __init__(
@@ -109,12 +109,12 @@ class Restore:
         session.ends_at = NEVER if ends_at is None else ends_at - offset
         if will is not None:
             session.set_will(PendingWill(self._take(will), delay))
-            if not connected:  # without a time it was about to be published
-                session.will_due = 0.0 if will_due is None else will_due - offset
+            session.will_due = NEVER if will_due is None else will_due - offset
         record = SessionRecord(session, self._journal, bool(whole), number)
         session.recorder, session.state = record, record if whole else None
         self._by_row[number] = (session, record)
-        if connected:
+        unseen = (ends_at is None and interval != FOR_EVER) or (will is not None and will_due is None)
+        if connected or unseen or not whole:
             self.connected.append(session)
         self._sessions.note_deadlines(session)
 
