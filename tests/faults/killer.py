@@ -1,9 +1,11 @@
-"""`pybroker` in this process, with a place where it kills itself.
+"""`pybroker` in this process, with a disk that takes its time and a place where it kills itself.
 
-    KILL_AT="commit: after" python -m tests.faults.killer [flags of pybroker]
+    COMMIT_TAKES=0.05 KILL_AT="commit: after" python -m tests.faults.killer [flags of pybroker]
 
 The first call of the named place after SIGUSR1 (answered with "armed" on standard output) is the end of the
-process, by SIGKILL. A place that the broker does not have any more ends it at once, with status 3.
+process, by SIGKILL. A place that the broker does not have any more ends it at once, with status 3. The
+seconds are those that a commit takes longer, from SIGUSR1 on if there is a place: what does not wait
+for the disk shows.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from broker.store.base import Table
 from tests.conformance import wire
 from tests.faults.peer import packets
 
-VARIABLE = "KILL_AT"
+VARIABLE, TAKES = "KILL_AT", "COMMIT_TAKES"
 MISSING = 3  # exit status
 
 
@@ -150,10 +152,10 @@ def find(place: Place) -> tuple[Any, str, Callable[..., Any]]:
         raise LookupError(f"{place.module}:{place.name} is not there: {error}") from None
 
 
-def install(trigger: Trigger) -> None:
-    """Put the wrapped function wherever the broker holds the plain one."""
-    holder, name, function = find(trigger.place)
-    wrapped = trigger.wrap(function)
+def install(place: Place, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put the wrapped function wherever the broker holds the plain one. Raises LookupError."""
+    holder, name, function = find(place)
+    wrapped = wrap(function)
     setattr(holder, name, wrapped)
     for module in [module for key, module in sys.modules.items() if f"{key}.".startswith("broker.")]:
         for key, value in tuple(vars(module).items()):
@@ -163,19 +165,46 @@ def install(trigger: Trigger) -> None:
                 value.update({k: wrapped for k, v in value.items() if v is function})
 
 
+class SlowCommits:
+    """Commits of something take longer, while `slow` says so."""
+
+    def __init__(self, seconds: float, slow: Callable[[], bool]) -> None:
+        self.seconds, self.slow = seconds, slow
+
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapped(store: Any, batch: Any) -> Any:
+            if self.slow() and something(store, batch):
+                time.sleep(self.seconds)
+            return function(store, batch)
+
+        return wrapped
+
+
+def install_all(where: str, takes: str) -> None:
+    """What the variables say. Raises LookupError, ValueError."""
+    trigger = None
+    if where:
+        name, _, when = where.rpartition(": ")
+        if when not in ("before", "after"):
+            raise ValueError(f"before or after, not {when!r}")
+        trigger = Trigger(PLACES[name], when == "after")
+        signal.signal(signal.SIGUSR1, trigger.arm)
+    if takes:  # first, so that the trigger is around it
+        slow = SlowCommits(float(takes), lambda: trigger is None or trigger.armed)
+        install(PLACES["commit"], slow.wrap)
+    if trigger is not None:
+        install(trigger.place, trigger.wrap)
+
+
 def main() -> int:
     from broker.__main__ import main as pybroker
 
-    where, _, when = os.environ.get(VARIABLE, "").rpartition(": ")
     try:
-        place = PLACES[where]
-        assert when in ("before", "after"), when
-        trigger = Trigger(place, when == "after")
-        install(trigger)
-    except (LookupError, AssertionError) as error:
-        print(f"killer: {VARIABLE}={where}: {when}: {error}", file=sys.stderr)
+        install_all(os.environ.get(VARIABLE, ""), os.environ.get(TAKES, ""))
+    except (LookupError, ValueError) as error:
+        print(f"killer: {error}", file=sys.stderr)
         return MISSING
-    signal.signal(signal.SIGUSR1, trigger.arm)
     return pybroker()
 
 

@@ -24,9 +24,12 @@ from tests.faults.checker import check
 from tests.faults.crowd import Weather, crowd
 from tests.faults.daemon import MEMORY, Restartable
 from tests.faults.history import Acknowledged, Arrived, Drained, History, Killed, Started
+from tests.faults.killer import TAKES
 from tests.faults.pahos import PahoPublisher, PahoSubscriber
 
 LEVELS = ("always", "normal", "never")
+WINDOWS = (5, 20, 1024)  # messages on their way to one subscriber; the others wait in its session
+COMMITS = (0.002, 0.01, 0.05)  # seconds that a commit takes on a slow disk
 QUIET = 1.0  # seconds without anything new, after which nothing more is expected
 SHOWN = 5  # breaches of each rule that are printed
 SETTINGS = ("limits.maximum_queued_messages=1000000",)  # nothing may be dropped for want of room
@@ -42,6 +45,7 @@ class Plan:
     shortest: float = 0.02  # seconds of one life of the broker
     longest: float = 1.2
     early: float = 0.1  # how many of the kills hit a broker that is still starting
+    slow: float = 0.5  # how many of its lives it spends with a slow disk
     stops: float = 0.1  # how many stops in order there are besides, for each kill
     patience: float = 30.0  # seconds for what is still missing at the end
 
@@ -118,7 +122,7 @@ class Storm:
             return
         while self.report.kills < plan.rounds:
             if dice.random() < plan.early:
-                self.broker.launch(*self._level())
+                self.broker.launch(*self._settings())
                 await asyncio.sleep(dice.uniform(0.0, 0.4))
                 await self._kill()
                 continue
@@ -133,11 +137,20 @@ class Storm:
         await self._start()
 
     async def _start(self) -> None:
-        await _blocking(self.broker.start, *self._level())
+        await _blocking(self._start_now)
         self.history.append(Started("broker"))
 
-    def _level(self) -> list[str]:
-        return [] if self.broker.store == MEMORY else [f"store.fsync={self.dice.choice(LEVELS)}"]
+    def _start_now(self) -> None:
+        if self.dice.random() < self.plan.slow:
+            takes = {TAKES: f"{self.dice.choice(COMMITS):g}"}
+            self.broker.start(*self._settings(), module="tests.faults.killer", **takes)
+        else:
+            self.broker.start(*self._settings())
+
+    def _settings(self) -> list[str]:
+        """What this life is like."""
+        window = f"limits.outbound_receive_maximum={self.dice.choice(WINDOWS)}"
+        return [window, *([] if self.broker.store == MEMORY else [f"store.fsync={self.dice.choice(LEVELS)}"])]
 
     async def _live(self, seconds: float, actors: list[asyncio.Task[None]]) -> None:
         done, _ = await asyncio.wait(actors, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
