@@ -173,19 +173,21 @@ class Outbound:
             self._corked = 0
             self._connection.abort()
             return False
-        gate, self.gate = self.gate or deque(), deque()
-        for batch, data, about in gate:
-            if data[0] & 0xF6 == QOS_1:
+        kept: deque[tuple[int, bytes, Any]] = deque()
+        refuse = self._refused  # which may close us
+        for batch, data, about in tuple(self.gate or ()):
+            if 0 < batch <= number and data[0] in ACKNOWLEDGEMENTS:
+                refusal = refuse(data, about, failure)
+                if refusal and not self._closed:  # it takes the place of what it refuses
+                    self._count_gated(len(refusal) - len(data))
+                    kept.append((0, refusal, None))
+            elif data[0] & 0xF6 == QOS_1 and not self._closed:
                 self._leave(data)
-            elif 0 < batch <= number and data[0] in ACKNOWLEDGEMENTS:
-                self._count_gated(-len(data))
-                refusal = self._refused(data, about, failure)
-                if refusal is not None and not self._closed:  # in the place of what it refuses
-                    self._count_gated(len(refusal))
-                    self.gate.append((0, refusal, None))
             else:
-                self.gate.append((batch, data, about))
-        self._open_gate(self._journal.done)
+                kept.append((batch, data, about))
+        if not self._closed:
+            self.gate = kept
+            self._open_gate(self._journal.done)
         return self._waits
 
     @property
