@@ -16,11 +16,11 @@ from broker.packet.message import Message
 from broker.session.record import session_row
 from broker.session.session import FOR_EVER, Session
 from broker.session.will import NEVER, PendingWill
-from broker.store.base import Row, Table
+from broker.store.base import Fsync, Row, Table
 from broker.store.schema import names as columns
 from broker.topic.subscription import Subscription
 from tests.peer import Clock
-from tests.session.make import Sent
+from tests.session.make import FakeLink, Sent
 from tests.session.world import World
 from tests.store.make import FakeStore
 
@@ -272,6 +272,80 @@ def test_a_shared_message_that_is_handed_on_moves_with_its_row(world: World) -> 
     owner = world.session("two").recorder.id  # type: ignore[union-attr]
     assert [values[0] for values in rows(world, Table.DELIVERY)] == [owner, owner]
     world.check_rows()
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_is_sent_again_before_it_is_stored(world: World, qos: int) -> None:
+    """A takeover while a commit is under way: exactly once needs the disk, at least once does not."""
+    world.connect("c")
+    world.subscribe("c", ALL)
+    world.publish(Message("t", b"x", qos))
+    world.commit()
+    session, journal = world.session("c"), world.core.journal
+    afters: list[int] = []
+
+    class Link(FakeLink):
+        def publish(self, *args: Any, after: int = 0, **kwargs: Any) -> bool:
+            afters.append(after or (args[6] if len(args) > 6 else 0))
+            return True
+
+        def send(self, packet: Any, after: int = 0) -> None:
+            afters.append(after)
+
+    session.attach(Link(), 10)
+    session.pump()
+    assert afters == [0], "all of it is stored"
+    if qos == 2:
+        session.acknowledge(1, PUBREC, 0)
+        session.attach(Link(), 10)
+        session.pump()
+        assert afters[1:] == [journal.number], "PUBREL, of what is not stored yet"
+    world.publish(Message("t", b"y", qos))
+    session.attach(Link(), 10)
+    session.pump()
+    assert (afters[-1] > journal.done) == (qos == 2)
+
+
+def test_all_identifiers_and_what_a_subscribe_asked_for(world: World) -> None:
+    world.connect("c")
+    world.subscribe("c", Subscription("t", 1, identifiers=(7,)))
+    world.subscribe("c", Subscription("#", 1, identifiers=(268_435_455,)))
+    world.publish(Message("t", b"live", 1, True))
+    world.session("c").deliver_retained(Message("t", b"kept", 1, True), 1, (7,))
+    assert [values[3:7] for values in rows(world, Table.DELIVERY)] == [
+        (0, 0, "7,268435455", ""),
+        (1, 1, "7", ""),
+    ]
+    again = world.again()
+    found = [
+        (one.identifiers, one.retain, one.requested) for one in again.session("c").inflight.entries.values()
+    ]
+    assert found == [((7, 268_435_455), False, False), ((7,), True, True)]
+    again.forget()
+
+
+def test_a_will_that_comes_and_goes_within_a_batch_costs_nothing(world: World) -> None:
+
+    async def scene() -> None:
+        world.connect("c", interval=0, will=will())
+        session = world.session("c")
+        session.detach(session.epoch)
+        session.set_will(None)
+        await disconnect.end_session(world.core, session)
+
+    world.run(scene())
+    world.commit()
+    assert world.core.journal.rows == 0
+
+
+def test_the_end_of_a_subscription_is_as_durable_as_an_acknowledgement(world: World) -> None:
+    """Hooks may wait before UNSUBACK is put together, and it is committed meanwhile."""
+    world.connect("c")
+    world.subscribe("c", ALL)
+    world.commit()
+    world.session("c").unsubscribe("#")
+    world.commit()
+    assert world.store.batches[-1].fsync is Fsync.ALWAYS
 
 
 # ---- moments in between
