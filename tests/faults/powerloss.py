@@ -74,8 +74,9 @@ def events(notes: list[str]) -> list[Event]:
 
 @contextlib.asynccontextmanager
 async def serving(folder: Path, fsync: str) -> AsyncIterator[int]:
-    """A broker with its store in *folder*; gives its port."""
-    sets = (f"store.path={folder / STORE}", f"store.fsync={fsync}")
+    """A broker with its store in *folder*; gives its port. *fsync* is a level, or `level,filter=level`."""
+    level, _, by_filter = fsync.partition(",")
+    sets = [f"store.path={folder / STORE}", f"store.fsync={level}", f"store.fsync_for={by_filter}"]
     broker = Broker(load(environ={}, sets=sets, listen=["tcp://127.0.0.1:0"]))
     await broker.start()
     try:
