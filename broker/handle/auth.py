@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from broker.client import Client, Phase
 from broker.core import Core
-from broker.errors import BadAuthenticationMethod, NotAuthorized, ProtocolError, ReasonCode
+from broker.errors import (
+    BadAuthenticationMethod,
+    ImplementationSpecificError,
+    NotAuthorized,
+    ProtocolError,
+    ReasonCode,
+)
 from broker.handle.disconnect import count_user
 from broker.handle.subscribe import check_subscriptions_again
 from broker.hook.base import AuthStep
 from broker.packet.enums import Version
 from broker.packet.packets import Auth, Connect, Properties
+from broker.packet.wire import string_bytes
 
 Accept = Callable[[Core, Client, Connect, dict[str, Any]], Awaitable[None]]
 
@@ -90,12 +97,23 @@ async def _re_authenticated(core: Core, client: Client, claimed: str | None) -> 
     if claimed is not None:
         if protocol.re_authentication == "same_user":
             raise NotAuthorized(f"re-authentication as another user, {claimed!r}")
+        check_user_name(claimed)
         client.info.user_name = claimed
         count_user(core, client, claimed)
         if client.session is not None:
             client.session.user_name = claimed
+            client.session.note()
     if protocol.re_check_subscriptions:
         await check_subscriptions_again(core, client)
+
+
+def check_user_name(user_name: object) -> None:
+    """One that a hook gave must be a string that CONNECT could have brought: it is kept with the session."""
+    try:
+        if user_name is not None:
+            string_bytes(cast(str, user_name))
+    except (AttributeError, ValueError) as error:
+        raise ImplementationSpecificError(f"a hook gave a User Name that is none: {user_name!r}") from error
 
 
 def _answer(core: Core, client: Client, method: str, step: AuthStep) -> dict[str, Any]:

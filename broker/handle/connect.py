@@ -22,7 +22,7 @@ from broker.errors import (
     SessionTakenOver,
     UnsupportedProtocolVersion,
 )
-from broker.handle.auth import begin_authentication
+from broker.handle.auth import begin_authentication, check_user_name
 from broker.handle.disconnect import count_user, end_session, leave, publish_will
 from broker.handle.publish import check_publish_topic, check_user_properties, is_utf8
 from broker.packet.enums import Version
@@ -135,6 +135,7 @@ async def accept(core: Core, client: Client, packet: Connect, announcements: dic
     """
     asked_for = packet.client_id
     await core.hooks.on_connect(client.info, packet)
+    check_user_name(client.info.user_name)
     _check_anonymous(core, client)
     if packet.will is not None and core.config.protocol.authorize_will == "connect":
         await _authorize_will(core, client, packet)
@@ -182,6 +183,9 @@ def _will(core: Core, packet: Connect) -> PendingWill | None:
         if will is not None:
             check_topic_name(will.message.topic_name)
             property_block(will.message.properties, Place.PUBLISH)
+            property_block({"will_delay_interval": will.delay}, Place.WILL)
+            if not isinstance(will.message.payload, bytes) or will.message.qos not in (0, 1, 2):
+                raise ValueError("its payload is no bytes, or its QoS is none")
     except (AttributeError, TypeError, ValueError, KeyError) as error:
         raise ImplementationSpecificError(f"a hook left no sound will: {error}") from error
     if will is not None and not core.budget.has(will.message.size):

@@ -274,6 +274,9 @@ def _sound(method: Method, value: Any) -> Message:
     message = _expect(Message, method, value)
     try:
         sound = isinstance(message.payload, bytes) and message.qos in (0, 1, 2)
+        sound = sound and message.retain in (0, 1) and isinstance(message.client_id, str)
+        sound = sound and isinstance(message.expires_at, int | float | None)
+        message.client_id.encode()
         property_block(message.properties, Place.PUBLISH)
         check_topic_name(message.topic_name)
     except (AttributeError, TypeError, ValueError, KeyError) as error:

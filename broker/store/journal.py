@@ -14,7 +14,7 @@ from typing import Any
 from broker.errors import BrokerError, StoreError, StoreUnavailable
 from broker.packet.message import Message
 from broker.store.base import Batch, DurableStore, Encode, Fsync, StoreClock, Table, Waiter
-from broker.store.rows import message_row
+from broker.store.rows import made, message_row
 from broker.topic.match import match
 from broker.topic.name import split_share
 
@@ -308,10 +308,7 @@ class Journal:
         batch = Batch(self.number, self._fsync)
         for table, changes in self._open.items():
             if changes:
-                batch.rows[table] = {
-                    number: None if change is None else change[0](change[1])
-                    for number, change in changes.items()
-                }
+                batch.rows[table] = {number: made(change) for number, change in changes.items()}
         if self._note_due or now - self._noted_at >= NOTE:
             batch.clock = StoreClock(now + self.offset, self._wall())
             self._noted_at, self._note_due = now, False
@@ -359,9 +356,17 @@ class Journal:
         self.done = number
         if self.latest <= number:
             self.latest = 0
+        self._tell(lambda waiter: waiter.committed(number))
+
+    def _tell(self, tell: Callable[[Waiter], bool]) -> None:
+        """Tell each waiter, in order; one that breaks waits no more, and keeps no other from hearing it."""
         for waiter in tuple(self._waiting):
-            if not waiter.committed(number):
-                del self._waiting[waiter]
+            try:
+                if tell(waiter):
+                    continue
+            except Exception:
+                log.exception("unexpected error in what waited for the store")
+            self._waiting.pop(waiter, None)
 
     # ---- failure
 
@@ -388,14 +393,11 @@ class Journal:
             for _, source in filter(None, changes[table].values()):
                 self._failed.setdefault(source.message.record, []).append(source)
         error = StoreUnavailable(failure)
-        for waiter in tuple(self._waiting):
-            if not waiter.not_committed(number, error):
-                self._waiting.pop(waiter, None)
+        self._tell(lambda waiter: waiter.not_committed(number, error))
         self._failed.clear()
-        if self._loop is not None:
-            # At once for the first time: a commit that failed in its sync stands in the file until the next
-            # one takes its place, and a crash would bring back what was refused.
-            self._loop.call_later(0 if first else RETRY, self._hand_over)
+        # At once for the first time: a commit that failed in its sync stands in the file until the next one
+        # takes its place, and a crash would bring back what was refused.
+        asyncio.get_running_loop().call_later(0 if first else RETRY, self._hand_over)
 
     def revoke(self, message: Message) -> None:
         """While waiters are told of a failure: *message*, which is refused now, leaves what held it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from typing import Any
@@ -11,9 +12,11 @@ from broker.packet.message import Message
 from broker.packet.packets import NO_PROPERTIES
 from broker.packet.properties import Place, property_block, read_properties
 from broker.packet.wire import varint_bytes
-from broker.store.base import Row, Table
+from broker.store.base import Encode, Row, Table
 from broker.store.schema import COLUMNS
 from broker.topic.name import check_topic_filter, check_topic_name, split_share
+
+log = logging.getLogger("broker.store")
 
 LAST_ID = 1 << 62  # identifiers of rows grow by one, and never come near to this
 
@@ -33,6 +36,15 @@ RANGES: dict[str, tuple[int, int]] = {
     **dict.fromkeys(("session", "message", "will"), ID),
 }
 STATES = {(0, 0), (1, 0), (2, 0), (1, 1), (2, 2), (2, 3)}  # QoS and State of a delivery
+
+
+def made(change: tuple[Encode, Any] | None) -> Row | None:
+    """The row to be written, or None to delete it. One that cannot be made keeps no other from the file."""
+    try:
+        return None if change is None else change[0](change[1])
+    except Exception:  # of something that a hook gave, say
+        log.exception("a row cannot be stored: %.500r", change)
+        return None
 
 
 def message_row(message: Message, offset: float) -> Row:

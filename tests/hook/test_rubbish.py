@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from broker.packet.packets import (
     Unsubscribe,
     Will,
 )
+from tests.broker_scenes import KEPT
 from tests.hook.test_contract import hook, refusing
 from tests.peer import Peer, memory_broker, run_async, settle
 from tests.wire import turns
@@ -30,6 +32,10 @@ RUBBISH_MESSAGES = [
     lambda message: message.with_(topic_name=""),
     lambda message: message.with_(qos=3),
     lambda message: message.with_(properties={"content_type": 5}),
+    lambda message: message.with_(client_id=None),
+    lambda message: message.with_(client_id="\udc80"),
+    lambda message: message.with_(retain="yes"),
+    lambda message: message.with_(expires_at="soon"),
     lambda message: message.with_(properties={"user_property": [("k", "x\0")]}),
     lambda message: None,
 ]
@@ -217,3 +223,45 @@ async def test_response_information_longer_than_a_string_is_left_out(length: int
         assert connack.reason_code == 0
         assert ("response_information" in connack.properties) is (length < 65535)
         await peer.expect_nothing()
+
+
+# ---- what a store could not keep, or not give back
+
+
+@pytest.mark.parametrize("user_name", [b"bytes", 5, WITH_NUL, "\udc80", TOO_LONG])
+@run_async
+async def test_a_rubbish_user_name_is_refused(user_name: Any, tmp_path: Path) -> None:
+    def give(client: Any, packet: Connect) -> None:
+        if packet.client_id == "bad":
+            client.user_name = user_name
+
+    path = tmp_path / "broker.db"
+    async with memory_broker(hooks=[hook(on_connect=give)], store=path) as broker:
+        bad, good = Peer(broker), Peer(broker)
+        connack = await bad.connect("bad", properties=KEPT)
+        assert connack.reason_code == ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+        await good.connect("good", properties=KEPT, user_name="\U0001f600")
+        assert (await good.subscribe("t", qos=1)).reason_codes == [1]
+    async with memory_broker(store=path) as broker:
+        peer = Peer(broker)
+        connack = await peer.connect("good", clean_start=False, user_name="\U0001f600")
+        assert connack.session_present
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("payload", "text"), ("qos", 3), ("topic_name", 5), ("properties", {"will_delay_interval": "long"})],
+)
+@run_async
+async def test_a_will_that_becomes_rubbish_before_it_is_kept(name: str, value: Any, tmp_path: Path) -> None:
+    def change(client: Any, packet: Connect) -> None:
+        if packet.will is not None:
+            setattr(packet.will, name, value)
+
+    async with memory_broker(hooks=[hook(on_connect=change)], store=tmp_path / "broker.db") as broker:
+        peer, other = Peer(broker), Peer(broker)
+        connack = await peer.connect("bad", properties=KEPT, will=Will("w", b"x"))
+        assert connack.reason_code == ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+        await other.connect("good", properties=KEPT)
+        assert (await other.subscribe("t", qos=1)).reason_codes == [1], "the store is well"
+        assert broker._core.journal.failures == 0

@@ -445,6 +445,38 @@ async def test_what_settles_is_taken_back_when_it_fails(bench: Bench, full: bool
     )
 
 
+@with_bench()
+async def test_one_that_breaks_keeps_no_other_from_hearing_it(bench: Bench) -> None:
+    class Breaks:
+        def committed(self, number: int) -> bool:
+            raise RuntimeError("a bug")
+
+        def not_committed(self, number: int, failure: Exception) -> bool:
+            raise RuntimeError("a bug")
+
+    for fail in (False, True):
+        bench.put(1)
+        bench.journal.wait(Breaks())
+        waiter = bench.wait("other", bench.journal.promise(-1))
+        await bench.commit(fail=fail)
+        assert bench.told[-1] == ("other", "refused" if fail else "committed") and waiter.number
+        assert not bench.journal._waiting
+    await bench.quiet()
+    assert bench.journal.failure is None and bench.stored() == {1: "x"}
+
+
+@with_bench()
+async def test_a_row_that_cannot_be_made_keeps_no_other_from_the_file(bench: Bench) -> None:
+    def breaks(source: Any) -> Any:
+        raise TypeError("a hook gave this")
+
+    bench.put(1)
+    bench.journal.put(Table.SESSION, 2, breaks, "rubbish", new=True)
+    bench.put(3)
+    await bench.quiet()
+    assert bench.stored() == {1: "x", 3: "x"} and not bench.journal.latest
+
+
 # ---- failure
 
 
