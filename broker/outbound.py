@@ -15,6 +15,7 @@ from broker.transport.base import Connection
 
 BURST = 256 * 1024  # bytes that may collect within one turn of the loop before they are written
 UNREAD_ACKS = 64 * 1024  # bytes of control packets for a socket that takes none: too many
+FEW_ACKS = 1024  # the same when memory is short
 GATED = 4096  # acknowledgements that wait for a commit: enough not to read any more
 PUBLISH, QOS_1 = 0x30, 0x32  # first byte, without the other flags
 ACKNOWLEDGEMENTS = (0x40, 0x50)  # first bytes of PUBACK and PUBREC
@@ -136,7 +137,8 @@ class Outbound:
     @property
     def swamped(self) -> bool:
         """Whether the peer leaves so many control packets unread that it must not be read any more."""
-        return self._control_bytes > UNREAD_ACKS or (self.gate is not None and len(self.gate) > GATED)
+        most = FEW_ACKS if self.budget.low else UNREAD_ACKS
+        return self._control_bytes > most or (self.gate is not None and len(self.gate) > GATED)
 
     # ---- the gate
 
@@ -316,14 +318,14 @@ class Outbound:
             await self._connection.drain()
             await asyncio.sleep(0)  # the write loop goes on now
 
-    def stalled(self, now: float) -> bool:
-        """Whether the socket has taken nothing for `send_timeout` seconds although bytes wait."""
+    def stalled(self, now: float, seconds: float) -> bool:
+        """Whether the socket has taken nothing for *seconds* although bytes wait."""
         if not self.blocked:
             return False
         pending = self._connection.pending()
         if pending != self._pending_seen:
             self._pending_seen, self._blocked_since = pending, now
-        return now - self._blocked_since >= self._limits.send_timeout
+        return now - self._blocked_since >= seconds
 
     def discard(self) -> None:
         """Throw away what was not written."""

@@ -858,6 +858,42 @@ async def test_a_peer_that_does_not_read_its_answers_is_not_read() -> None:
 
 
 @run_async
+async def test_while_memory_is_short_few_answers_are_left_unread() -> None:
+    async with memory_broker(BY_HAND) as broker:
+        peer = Peer(broker)
+        await peer.connect("greedy")
+        client, budget = broker.clients["greedy"], broker._core.budget
+        while not client.outbound.blocked:
+            peer.send_raw(b"\xc0\x00" * 2048)
+            await turns(10)
+        peer.send_raw(b"\xc0\x00" * 2048)
+        await turns(10)
+        assert not client.outbound.swamped
+        budget.take_anyway(budget.maximum)
+        assert client.outbound.swamped
+        budget.give(budget.maximum)
+
+
+@pytest.mark.parametrize(("short", "qos", "seconds"), [(False, 0, 30), (True, 0, 2), (True, 1, 30)])
+@run_async
+async def test_while_memory_is_short_a_socket_that_takes_nothing_has_a_moment(
+    short: bool, qos: int, seconds: int
+) -> None:
+    async with timed(send_timeout=30) as (broker, clock, peer):
+        await peer.connect("c")
+        await peer.subscribe("big", qos=qos)
+        for _ in range(3):
+            await broker.publish("big", b"x" * 65536, qos=qos)
+        await turns()
+        client, budget = broker.clients["c"], broker._core.budget
+        assert client.outbound.blocked
+        budget.take_anyway(short * budget.maximum)
+        await to_the_border(broker, clock, seconds)
+        await settle(broker, "c")
+        budget.give(short * budget.maximum)
+
+
+@run_async
 async def test_retained_messages_come_as_fast_as_they_are_taken() -> None:
     """More of them than the session may queue: none is lost, and none piles up."""
     limits = Limits(maximum_queued_messages=100)

@@ -316,11 +316,11 @@ async def test_drained_waits_until_all_is_taken() -> None:
 @run_async
 async def test_stalled_when_nothing_is_taken_for_the_whole_send_timeout() -> None:
     async with running(send_timeout=30) as bench:
-        assert not bench.outbound.stalled(bench.clock() + 1e9), "nothing waits, nothing stalls"
+        assert not bench.outbound.stalled(bench.clock() + 1e9, 30), "nothing waits, nothing stalls"
         await bench.block(b"x" * 100)
         began = bench.clock()
-        assert not bench.outbound.stalled(began + 29.999)
-        assert bench.outbound.stalled(began + 30)
+        assert not bench.outbound.stalled(began + 29.999, 30)
+        assert bench.outbound.stalled(began + 30, 30)
 
 
 @run_async
@@ -330,9 +330,9 @@ async def test_every_byte_that_is_taken_begins_the_time_anew() -> None:
         began = bench.clock()
         for step in range(1, 6):
             bench.wire.take(1)
-            assert not bench.outbound.stalled(began + 25 * step)
-        assert not bench.outbound.stalled(began + 125 + 29)
-        assert bench.outbound.stalled(began + 125 + 30)
+            assert not bench.outbound.stalled(began + 25 * step, 30)
+        assert not bench.outbound.stalled(began + 125 + 29, 30)
+        assert bench.outbound.stalled(began + 125 + 30, 30)
 
 
 @run_async
@@ -342,8 +342,8 @@ async def test_bytes_that_collect_meanwhile_are_no_progress() -> None:
         for _ in range(10):
             bench.outbound.put(b"y")
             await turns(1)
-            assert not bench.outbound.stalled(bench.clock() + 29)
-        assert bench.outbound.stalled(bench.clock() + 30)
+            assert not bench.outbound.stalled(bench.clock() + 29, 30)
+        assert bench.outbound.stalled(bench.clock() + 30, 30)
 
 
 @run_async
@@ -355,8 +355,8 @@ async def test_a_new_block_begins_a_new_time() -> None:
         await turns()
         bench.clock.now += 29
         await bench.block(b"x" * 100)
-        assert not bench.outbound.stalled(bench.clock() + 29)
-        assert bench.outbound.stalled(bench.clock() + 30)
+        assert not bench.outbound.stalled(bench.clock() + 29, 30)
+        assert bench.outbound.stalled(bench.clock() + 30, 30)
 
 
 # ---- feeds of retained messages
@@ -467,7 +467,7 @@ async def test_a_socket_that_is_stuck_while_a_feed_waits_is_noticed() -> None:
         bench.wire.stuck = True
         bench.outbound.feed("a", one_and_wait())
         await turns(10)
-        assert bench.outbound.blocked and bench.outbound.stalled(bench.clock() + 30)
+        assert bench.outbound.blocked and bench.outbound.stalled(bench.clock() + 30, 30)
 
 
 @run_async

@@ -6,7 +6,7 @@ from broker.client import Client, Phase
 from broker.config import Limits
 from broker.errors import KeepAliveTimeout, MqttError, NotAuthorized, ProtocolError, QuotaExceeded
 
-HURRY = 2.0  # seconds for the rest of a packet when memory is short
+HURRY = 2.0  # seconds for the rest of a packet, or for a socket, when memory is short
 
 
 def check_deadlines(client: Client, limits: Limits, now: float) -> None:
@@ -16,8 +16,11 @@ def check_deadlines(client: Client, limits: Limits, now: float) -> None:
     elif not client.handling:
         _check_early(client, limits, now - client.accepted_at)
     client.outbound.resume_feed()
-    if client.outbound.stalled(now):
-        client.abort(MqttError(f"the socket took nothing for {limits.send_timeout:g} s"))
+    patience = limits.send_timeout
+    if client.hurried and not (client.session and client.session.bytes):  # only QoS 0 waits, if anything
+        patience = min(patience, HURRY)
+    if client.outbound.stalled(now, patience):
+        client.abort(MqttError(f"the socket took nothing for {patience:g} s"))
         client.cancel()
 
 

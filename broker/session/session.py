@@ -13,7 +13,6 @@ from broker.session.will import NEVER, PendingWill
 from broker.topic.shared import Turn
 from broker.topic.subscription import Subscription, footprint
 
-RESERVE = 1 << 16  # bytes that a connected client may be sent when the budget of the process is spent
 FOR_EVER = 0xFFFFFFFF  # the Session Expiry Interval that never ends [MQTT5 3.1.2.11.2]
 
 
@@ -142,11 +141,10 @@ class Session:
         if delivery.qos == 0 and terms.budget.low:
             terms.dropped(self.client_id, delivery.message, "memory")
             return
-        if not terms.budget.take(cost) and not self._shed_qos_0(cost):
-            if not at_once or self.bytes > RESERVE:
-                terms.dropped(self.client_id, delivery.message, "memory")
-                return
-            terms.budget.take_anyway(cost)  # others spent it: who keeps up is served all the same
+        taken = terms.budget.take(cost) or self._shed_qos_0(cost)
+        if not taken and not (at_once and terms.budget.take_more(cost, self.bytes)):
+            terms.dropped(self.client_id, delivery.message, "memory")
+            return
         alone = self.bytes == 0
         self.bytes += cost
         if self.state is not None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+RESERVE = 1 << 16  # bytes that a client may hold and be served still when the budget is spent
+SMALL = 4096  # bytes of a message that is passed on to a client which holds nothing, whatever others hold
+
 
 class ByteBudget:
     """Counts what connections, sessions, queues, in-flight tables, the retained store and sockets hold.
@@ -43,6 +46,17 @@ class ByteBudget:
     def take(self, size: int) -> bool:
         """Reserve *size* bytes; False, and nothing reserved, when they are not there."""
         if self.used + size > self.maximum:
+            return False
+        self.used += size
+        return True
+
+    def take_more(self, size: int, held: int) -> bool:
+        """Reserve *size* bytes above the maximum, for somebody who keeps up and holds *held* bytes.
+
+        There is an eighth more for all who hold little, and beyond it a little for who holds nothing.
+        """
+        room = self.used + size <= self.maximum + self.maximum // 8
+        if not (room and held <= RESERVE) and (held or size > SMALL):
             return False
         self.used += size
         return True

@@ -12,8 +12,9 @@ from broker.packet.enums import PacketType
 from broker.packet.message import Message
 from broker.packet.packets import Pubrel
 from broker.session.inflight import State
-from broker.session.session import FOR_EVER, RESERVE, Session
+from broker.session.session import FOR_EVER, Session
 from broker.session.will import NEVER, remaining
+from broker.store.budget import SMALL
 from broker.topic.shared import Turn
 from broker.topic.subscription import Subscription
 from tests.session.make import Bench, FakeLink, Sent, message
@@ -440,7 +441,7 @@ def test_whatever_happens_the_books_balance(terms: dict[str, Any], steps: list[t
         apply(bench, *step)
         bench.check_balance()
         session = bench.session
-        assert bench.budget.used <= bench.budget.maximum + RESERVE
+        assert bench.budget.used <= bench.budget.maximum + SMALL
         assert len(session.queue) <= terms["maximum_queued_messages"]
         assert sum(queued.message.size for queued in session.queue) <= terms["maximum_queued_bytes"]
         assert session.inflight.used <= max(session.inflight.window, 3)

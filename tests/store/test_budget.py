@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.store.budget import ByteBudget
+from broker.store.budget import RESERVE, SMALL, ByteBudget
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,25 @@ def test_what_can_be_done_without_goes_first(used: int, low: bool, scarce: bool,
     budget = ByteBudget(800)
     budget.take_anyway(used)
     assert (budget.low, budget.scarce, budget.spent) == (low, scarce, spent)
+
+
+@pytest.mark.parametrize(
+    ("used", "size", "held", "taken"),
+    [
+        pytest.param(80_000, 9_000, RESERVE, True, id="an eighth for who holds little"),
+        pytest.param(80_000, 9_000, RESERVE + 1, False, id="none for who holds much"),
+        pytest.param(85_000, 6_000, 1, False, id="no more than an eighth"),
+        pytest.param(85_000, SMALL, 0, True, id="but a little more for who holds nothing"),
+        pytest.param(900_000, SMALL, 0, True, id="whatever others hold"),
+        pytest.param(900_000, SMALL + 1, 0, False, id="and no large message"),
+        pytest.param(900_000, 1, 1, False, id="and only one"),
+    ],
+)
+def test_who_keeps_up_has_a_reserve(used: int, size: int, held: int, taken: bool) -> None:
+    budget = ByteBudget(80_000)
+    budget.take_anyway(used)
+    assert budget.take_more(size, held) is taken
+    assert budget.used == used + taken * size
 
 
 @pytest.mark.parametrize("maximum", [1, 7, 15, 17])
