@@ -20,8 +20,8 @@ from tests.hostility.line import WAIT, Line
 
 MIB = 1 << 20
 STORE = ("--set=store.path=:memory:",)  # what is measured here is memory alone
-LATENCY = 3.0  # seconds that a round trip of the bystander may take: machines are busy, in peace it is 1 ms
-NEWCOMER = 6.0  # the same for a new connection
+LATENCY = 2.0  # seconds that a round trip of the bystander may take; in peace it is 1 ms
+NEWCOMER = 3.0  # the same for a new connection
 BASE = 40 * MIB  # what the process may take before anybody connects
 PATH = {"ws": "/mqtt", "wss": "/mqtt"}
 URL = re.compile(r"^listening on (\w+)://[^ ]+?:(\d+)")
@@ -49,9 +49,10 @@ class Scene:
         self._lines: list[Line] = []
 
     def _bystander(self, newcomers: bool) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "tests.hostility.bystander", str(self.port)]
+        command = [sys.executable, "-m", "tests.hostility.bystander"]
+        about = [str(self.port), str(self.broker.process.pid), *([] if newcomers else ["alone"])]
         started = subprocess.Popen(
-            [*command, *([] if newcomers else ["alone"])],
+            [*command, *about],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert started.stdout is not None and started.stdout.readline() == "ready\n"
@@ -122,7 +123,7 @@ class Scene:
 
     def verdict(self, rounds: int = 1) -> dict[str, Any]:
         """What the bystander lived through; asserts that it was served all the time, as in peace."""
-        said, _ = self.bystander.communicate(timeout=LATENCY + WAIT)
+        said, _ = self.bystander.communicate(timeout=2 * WAIT)
         report = json.loads(said)
         assert not report["error"], report["error"]
         assert len(report["qos1"]) >= rounds, f"only {len(report['qos1'])} rounds"

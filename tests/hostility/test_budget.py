@@ -131,6 +131,26 @@ def test_what_the_budget_counts_is_what_the_process_takes(fill: Filling) -> None
         assert s.memory() - before > BUDGET // 3, "far less than is counted"
 
 
+def test_the_reserve_for_those_who_keep_up_is_limited() -> None:
+    """Two thousand wait until the budget is spent; then each is sent a message, and acknowledges none."""
+    with scene(capacity__maximum_bytes=BUDGET, newcomers=False) as s:
+        publisher = s.line().connect("publisher")
+        for number in range(2000):
+            line = s.line()
+            line.push(wire.connect(f"reader-{number}"), wire.subscribe(1, (f"own/{number}", 1)))
+            line.expect("CONNACK")
+        fill_to(s, publisher, 0.99 * BUDGET, 0, 40_000)
+        for size in (60_000, 4000, 60_000):
+            packets = (
+                wire.publish(f"own/{n}", b"%04d" % n * (size // 4), qos=1, packet_id=n % 100 + 1)
+                for n in range(2000)
+            )
+            assert set(publish_all(publisher, packets, 10)) == {0}
+        assert s.dropped()["memory"] > 1000
+        assert s.sys()["store/messages/bytes"] < BUDGET * 9 // 8 + 2000 * 4500
+        assert s.peak() < bound(BUDGET) + 2000 * 4500
+
+
 def test_what_is_shed_in_which_order() -> None:
     """QoS 0 first, then new clients, then what can be refused; what was acknowledged never."""
     budget = 16 * MIB
@@ -174,10 +194,10 @@ def kept_messages(count: int) -> Iterator[bytes]:
     return (wire.publish("kept", b"%d" % n, qos=1, packet_id=n + 1) for n in range(count))
 
 
-def fill_to(s: Scene, publisher: Line, wanted: float, number: int) -> int:
+def fill_to(s: Scene, publisher: Line, wanted: float, number: int, size: int = 4096) -> int:
     """Retained messages, on top of *number*, until *wanted* bytes are counted; how many there are then."""
     while s.sys()["store/messages/bytes"] < wanted:
-        raw = wire.publish(f"r/{number}", b"x" * 4096, qos=1, packet_id=1, retain=True)
+        raw = wire.publish(f"r/{number}", b"x" * size, qos=1, packet_id=1, retain=True)
         assert publish_all(publisher, [raw]) == [0x10]
         number += 1
     return number

@@ -82,8 +82,11 @@ def test_a_fan_out_beyond_the_budget(qos: int) -> None:
     """The same messages to a thousand that read nothing: far more than the budget, counted copy by copy."""
     with scene(capacity__maximum_bytes=BUDGET, newcomers=False) as s:
         lines = blocked_readers(s, 1000, qos)
-        flood(s.line().connect("publisher"), "flood", 16 * PAGE, 2.5, 1, window=5)
-        check_pressure(s, lines, qos)
+        publisher, ends, most = s.line().connect("publisher"), time.monotonic() + 30, 0
+        while s.dropped().get("memory", 0) < 100 and time.monotonic() < ends:
+            flood(publisher, "flood", 16 * PAGE, 0.2, 1, window=5)
+            most = max(most, s.sys()["store/messages/bytes"])
+        check_pressure(s, lines, qos, most)
 
 
 @pytest.mark.parametrize("qos", [0, 1])
@@ -91,19 +94,21 @@ def test_as_many_bytes_of_messages_that_are_all_different(qos: int) -> None:
     """Nothing is shared here: what the budget counts is what the process takes."""
     with scene(capacity__maximum_bytes=BUDGET, newcomers=False) as s:
         lines = blocked_readers(s, 100, qos, "flood/{}")
-        publisher = s.line().connect("publisher")
+        publisher, most = s.line().connect("publisher"), 0
         for number in range(300):
             payload = b"%06d" % number + 4 * PAGE
             packets = [wire.publish(f"flood/{n}", payload, qos=1, packet_id=n + 1) for n in range(100)]
-            assert publish_all(publisher, packets) == [0] * 100
-        check_pressure(s, lines, qos)
+            assert set(publish_all(publisher, packets)) <= {0, 0x10}
+            most = max(most, s.sys()["store/messages/bytes"]) if number % 10 == 9 else most
+        check_pressure(s, lines, qos, most)
 
 
-def check_pressure(s: Scene, lines: list[Line], qos: int) -> None:
-    """The budget is spent: so much is held and no more, all else is counted, and it passes."""
-    values, dropped = s.sys(), s.dropped()
-    assert values["store/messages/bytes"] > BUDGET * (6 if qos == 0 else 7) // 8
-    assert dropped.get("memory", 0) > 0 and set(dropped) <= {"memory", "outbound_full", "queue_full"}
+def check_pressure(s: Scene, lines: list[Line], qos: int, most: int) -> None:
+    """The budget was spent, for QoS 0 nearly: all else was dropped and counted; and it passes."""
+    dropped = s.dropped()
+    assert most > BUDGET * (6 if qos == 0 else 7) // 8
+    assert most <= BUDGET * 9 // 8
+    assert dropped["memory"] > 0 and set(dropped) <= {"memory", "outbound_full", "queue_full"}
     assert s.peak() < bound(BUDGET), f"{s.peak() >> 20} MiB"
     for line in lines:
         line.reset()
