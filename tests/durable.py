@@ -109,10 +109,9 @@ class Machine:
     def path(self) -> Path:
         return self._folder / f"{len(self._brokers)}.db"
 
-    async def _start(self, **kwargs: Any) -> None:
+    async def _start(self) -> None:
         path = self._folder / f"{len(self._brokers) + 1}.db"
         self.clock = Clock(1000.0 * (7 - len(self._brokers)))
-        self._kwargs.update(kwargs)
         self._brokers.append(
             memory_broker(self._config, store=path, clock=self.clock, wall=self.wall, **self._kwargs)
         )
@@ -127,37 +126,35 @@ class Machine:
         self.pass_time(seconds)
         await self.broker.sweep()
 
-    async def restart(self, kill: bool, down: float = 0.0, **kwargs: Any) -> None:
+    async def restart_as(self, kill: bool, down: float = 0.0) -> None:
         """The broker ends, by a *kill* or a clean stop; *down* seconds later there is another."""
-        if kill:
-            before = self.path
-            self._copy(before)
-        else:
-            await self.broker.stop()
-            self._copy(self.path)
-        self.wall.now += down
-        await self._start(**kwargs)
+        await (self.kill(down) if kill else self.stop(down))
 
-    def _copy(self, before: Path) -> None:
+    def _copy(self) -> None:
         """What is in the files at this moment, and nothing of what a process has in memory."""
         journal = journal_of(self.broker)
         assert not journal._busy or "write" in vars(journal.store), "a commit is under way"
         after = self._folder / f"{len(self._brokers) + 1}.db"
         for suffix in ("", "-wal"):
-            file = Path(f"{before}{suffix}")
+            file = Path(f"{self.path}{suffix}")
             if file.exists():
                 shutil.copy(file, f"{after}{suffix}")
 
-    async def kill(self, down: float = 0.0, *, at_once: bool = False, **kwargs: Any) -> None:
+    async def kill(self, down: float = 0.0, *, at_once: bool = False) -> None:
         """`kill -9`, when everything is committed; *at_once*: what is not committed is lost."""
         if not at_once:
             await committed(self.broker)
             await until(lambda: not journal_of(self.broker)._busy)
-        await self.restart(True, down, **kwargs)
+        self._copy()
+        self.wall.now += down
+        await self._start()
 
-    async def stop(self, down: float = 0.0, **kwargs: Any) -> None:
+    async def stop(self, down: float = 0.0) -> None:
         """A clean stop and another start."""
-        await self.restart(False, down, **kwargs)
+        await self.broker.stop()
+        self._copy()
+        self.wall.now += down
+        await self._start()
 
     def peer(self, *args: Any) -> Peer:
         return Peer(self.broker, *args)

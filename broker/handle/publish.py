@@ -46,7 +46,6 @@ async def handle_publish(core: Core, client: Client, packet: Publish) -> None:
         _count_received(core, client, packet)
     message = _message(core, client, packet, topic_name)
     journal = core.journal
-    before = journal.changes
     try:
         if topic_name not in core.tree.routes or topic_name[0] == "$":
             check_publish_topic(core, topic_name)
@@ -57,6 +56,7 @@ async def handle_publish(core: Core, client: Client, packet: Publish) -> None:
             check_store(core, message, qos == QoS.EXACTLY_ONCE and session.state is not None)
         if qos == QoS.EXACTLY_ONCE:
             return _hold(core, client, session, packet, message)
+        before = journal.changes
         if message.retain:
             await core.router.retain(message)
     except MqttError as refusal:
@@ -121,7 +121,7 @@ def _repeated(core: Core, client: Client, packet: Publish) -> None:
         client.acknowledge(PUBREC, packet.packet_id, core.journal.latest)  # it may not be stored yet
     elif client.version is Version.MQTT_5:
         in_use = PacketIdentifierInUse(f"identifier {packet.packet_id} is held by a QoS 2 message")
-        client.send(Puback(packet.packet_id, in_use.reason, client.explain(in_use)))
+        client.answer(Puback(packet.packet_id, in_use.reason, client.explain(in_use)), 0)
     else:
         raise ProtocolError(f"identifier {packet.packet_id} is held by a QoS 2 message")
 
@@ -217,7 +217,7 @@ def refuse_publish(core: Core, client: Client, packet: Publish, message: Message
     else:
         reason = refusal.reason if refusal.reason in REFUSALS else ReasonCode.UNSPECIFIED_ERROR
         answer = Puback if packet.qos == QoS.AT_LEAST_ONCE else Pubrec
-        client.send(answer(packet.packet_id, reason, client.explain(refusal)))
+        client.answer(answer(packet.packet_id, reason, client.explain(refusal)), 0)  # in its turn
 
 
 def not_stored(

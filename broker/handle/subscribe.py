@@ -302,7 +302,8 @@ async def handle_unsubscribe(core: Core, client: Client, packet: Unsubscribe) ->
             refused = refused or refusal
             codes.append(_code(refusal, UNSUBACK_FAILURES))
     properties = client.explain(refused) if refused else NO_PROPERTIES
-    client.outbound.cork(core.journal.promise(before))
+    if session.state is not None:  # others may have changed something while hooks waited
+        client.outbound.cork(core.journal.promise(before))
     client.send(Unsuback(packet.packet_id, codes, properties))
 
 

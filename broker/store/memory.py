@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from broker.errors import QuotaExceeded
 from broker.packet.message import Message
@@ -14,13 +15,14 @@ from broker.store.journal import Journal
 from broker.topic.index import TopicIndex
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class RetainedRow:
-    """What a durable store is told of one retained message. *before* is what it replaced."""
+    """What a durable store is told of one retained message. *before* comes back if it is refused."""
 
     store: MemoryRetainedStore
     message: Message
     before: Message | None
+    batch: int
 
     def revoke(self) -> None:
         """The durable store refused the message: the one before is the retained one still."""
@@ -50,6 +52,7 @@ class MemoryRetainedStore:
         """*overhead* is what a message takes of *budget* besides its own bytes."""
         self._journal = journal if journal is not None and journal.writes else None
         self._rows: dict[str, int] = {}  # in the journal, by Topic Name
+        self._unstored = WeakValueDictionary[str, RetainedRow]()  # while the journal has them
         self._maximum_messages = maximum_messages
         self._maximum_bytes = maximum_bytes
         self._budget = budget
@@ -86,7 +89,10 @@ class MemoryRetainedStore:
         if number is None:
             number = self._rows[topic_name] = journal.new_id()
         journal.refer(message)
-        source = RetainedRow(self, message.bare(), old[1] if old else None)
+        before, last = old[1] if old else None, self._unstored.get(topic_name)
+        if last is not None and last.batch == journal.number and last.message.qos == 1:
+            before = last.before  # they are refused together
+        source = self._unstored[topic_name] = RetainedRow(self, message.bare(), before, journal.number)
         journal.put(Table.RETAINED, number, retained_row, source, new=new)
         if old is not None:
             journal.let_go(old[1])
@@ -102,10 +108,11 @@ class MemoryRetainedStore:
 
     def revoke(self, message: Message, before: Message | None) -> None:
         """Put *before* in the place of *message*, if that is there still."""
-        stored = self._index.get(message.topic_name)
+        stored, last = self._index.get(message.topic_name), self._unstored.get(message.topic_name)
         if stored is None or stored[1].record is not message.record:
-            return
-        if before is None:
+            if last is not None and last.before is not None and last.before.record is message.record:
+                last.before = before
+        elif before is None:
             self.delete(message.topic_name)
         else:
             self.put(before, owned=True)
