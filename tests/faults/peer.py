@@ -7,7 +7,7 @@ import contextlib
 import socket
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tests.conformance import wire
 from tests.conformance.wire import Packet, Will
@@ -38,6 +38,10 @@ class ConnectionGone(ConnectionError):
     """The connection ended while something was waited for."""
 
 
+class Refused(ConnectionError):
+    """CONNACK says no."""
+
+
 @dataclass(slots=True)
 class Outgoing:
     """One PUBLISH of ours that is not completed."""
@@ -47,6 +51,7 @@ class Outgoing:
     retain: bool
     payload: bytes
     released: bool = False  # PUBREC came: PUBREL is what is sent again
+    properties: dict[str, int] = field(default_factory=dict)  # 5.0
 
 
 class Peer:
@@ -131,7 +136,9 @@ class Peer:
             if found is not None:
                 del buffer[: len(found[0])]
                 packet = wire.parse(found[0], self.version)
-                assert packet.type == wire.CONNACK and packet.reason_code == 0, packet
+                assert packet.type == wire.CONNACK, packet
+                if packet.reason_code:
+                    raise Refused(packet)
                 return packet
             data = await self._reader.read(65536)
             if not data:
@@ -211,6 +218,8 @@ class Peer:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
+            if self._task is task:  # it had not begun yet, and so has seen to nothing
+                self._over()
 
     def pause(self) -> None:
         """Read no more of the socket than what is on its way."""
@@ -237,11 +246,18 @@ class Peer:
                 return self._last_id
 
     def publish(
-        self, topic_name: str, qos: int = 1, *, retain: bool = False, clears: bool = False, size: int = 0
+        self,
+        topic_name: str,
+        qos: int = 1,
+        *,
+        retain: bool = False,
+        clears: bool = False,
+        size: int = 0,
+        **properties: int,
     ) -> Tag:
         """The next message of this publisher and topic, sent now. *clears*: without a payload."""
         tag = self._next_tag(topic_name)
-        outgoing = Outgoing(tag, qos, retain, b"" if clears else tag.payload(size))
+        outgoing = Outgoing(tag, qos, retain, b"" if clears else tag.payload(size), properties=properties)
         packet_id = self.next_id() if qos else 0
         if qos:
             self.unfinished[packet_id] = outgoing
@@ -271,6 +287,7 @@ class Peer:
                 packet_id=packet_id or None,
                 dup=dup,
                 retain=retain,
+                properties=outgoing.properties,
                 version=self.version,
             )
         )
