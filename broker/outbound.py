@@ -390,7 +390,7 @@ class Outbound:
     def _send_some(self, feed: dict[str, list[Iterator[int]]], left: int) -> bool:
         """The first of *feed* until it has cost *left*; False when the client must take something first."""
         topic_filter, waiting = next(iter(feed.items()))
-        while left > 0 and feed.get(topic_filter) is waiting:
+        while left > 0 and not self.blocked and feed.get(topic_filter) is waiting:
             cost = next(waiting[0], None)
             if cost is None:
                 waiting.pop(0)

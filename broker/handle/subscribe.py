@@ -237,7 +237,7 @@ def _send_retained(
     *left* is what the whole SUBSCRIBE may still cost at once; gives what of it is left then.
     """
     steps = _steps(core, client, session, subscription, messages)
-    while left > 0 and not client.outbound.feeding:
+    while left > 0 and not client.outbound.feeding and not client.outbound.blocked:
         cost = next(steps, None)
         if cost is None:
             return left
