@@ -10,10 +10,18 @@ from typing import Any
 
 from tests.conformance.client import Raw
 from tests.conformance.transports import Tcp
+from tests.conformance.wire import Packet
 from tests.faults.daemon import Restartable
 
 WAIT = 15.0  # seconds for what takes a moment
 EVERY_CODE = range(256)
+
+
+class Patient(Raw):
+    """A client that waits longer for what comes: a daemon on a busy machine may take its time."""
+
+    def _pump(self, deadline: float) -> Packet | None:
+        return super()._pump(deadline + WAIT)
 
 
 class Scene:
@@ -30,7 +38,7 @@ class Scene:
 
     def client(self, name: str, version: int = 5, *, keep: int = 0, **connect: Any) -> Raw:
         """Connected; with *keep* its session outlives connections for so many seconds."""
-        client = Raw(Tcp(f"tcp://127.0.0.1:{self.broker.port}", timeout=WAIT), version)
+        client = Patient(Tcp(f"tcp://127.0.0.1:{self.broker.port}", timeout=WAIT), version)
         self.clients.callback(client.transport.close)
         if version == 5 and keep:
             connect["session_expiry_interval"] = keep

@@ -132,7 +132,7 @@ def test_nor_on_a_disk_that_fails_now_and_then(tmp_path: Path, cuts: int) -> Non
     assert any(entry.kind == "E" and entry.size for entry in recording.entries), "no sync has failed"
     # A will that was given while the store could not be written is in memory alone.
     fine = f"{FINE}|{'|'.join(WILLS)}"
-    assert judge(Wrecks(recording, tmp_path / "found", 3, cuts // 3), but=fine) == []
+    assert judge(Wrecks(recording, tmp_path / "found", 3, cuts // 5), but=fine) == []
 
 
 @pytest.mark.parametrize("fsync", ["never", "normal"])
