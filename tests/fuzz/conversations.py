@@ -266,6 +266,7 @@ class Scene:
         self.locals.clear()
         await self.broker.start()
         for rogue in self.rogues:
+            rogue.leave(1)  # or what it has not read would linger
             rogue.moved(self.broker)
         self.bystanders = Bystanders(self.broker)
         await self.bystanders.begin()
@@ -349,6 +350,8 @@ async def episode(data: bytes) -> None:
         await scene.play(data[SETTINGS:])
         if not asked["stops"]:
             await scene.end()
+    for rogue in scene.rogues:
+        rogue.leave(1)
     await turns()
     assert asyncio.all_tasks() == {asyncio.current_task()}, "tasks stay"
 
@@ -417,9 +420,12 @@ def seeds() -> Iterator[bytes]:
         )
         yield chosen + both + move(BEHAVE, 1) + everything + move(PROGRAM, 4, 0, 3, 1, 0, 3) + move(BEHAVE, 0)
         yield chosen + both + b"".join(move(PROGRAM, what, 2, 2, 1, 1, 1) for what in range(8))
-    authenticated = move(CONNECT, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x20) + move(SUBSCRIBE, 0, 1, 0, 0, 0, 1)
+    authenticated = move(CONNECT, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x20)
+    authenticated += move(WAIT, 20) * 3 + move(SUBSCRIBE, 0, 1, 0, 0, 0, 1) + move(WAIT, 20)
     for data in (b"2222", b"1111"):
         yield hooked + authenticated + move(OTHER, 0, 0, data, 5) + move(PUBLISH, 0, 1)
+    told, heard = move(PROGRAM, 4, 0, 1, 1, 0, 2), move(PROGRAM, 3)
+    yield plain + move(PROGRAM, 2, 10) + told + heard + told + heard + told + move(PROGRAM, 3, 2)
     slow = move(CONNECT, 0, 2, 0, 0, 0, 0, 1, 0, 0, 0, 2) + everything
     yield plain + slow + move(PROGRAM, 4, 0, 1, 1, 0, 2) + move(TIME, 4)
     for how in range(5):

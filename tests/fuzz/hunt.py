@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -102,10 +103,13 @@ def tell_lines(name: str) -> None:
     modules = [import_module(f"broker.{module}") for module in target.covers]
     files = {str(module.__file__): set[int]() for module in modules}
     inputs = [path.read_bytes() for path in target.inputs()]
-    sys.settrace(_tracer(files))
+    tracer = _tracer(files)
+    threading.settrace(tracer)
+    sys.settrace(tracer)
     for data in inputs:
         target.run(data)
     sys.settrace(None)
+    threading.settrace(None)  # type: ignore[arg-type]
     print(f"{name}: {len(inputs)} inputs, {sum(map(len, inputs))} bytes")
     total = [0, 0]
     for module, (file, seen) in zip(target.covers, files.items(), strict=True):

@@ -188,6 +188,8 @@ class Lives:
         writer: Any = broker._core.journal._writer
         hurry(writer)
         await broker.stop()
+        for rogue in self.rogues:
+            rogue.leave(1)
         await self._finished()
 
     async def wait(self, draw: Draw) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
+from unittest import mock
 
 from broker.config import Protocol
 from broker.errors import MqttError
 from broker.packet import packets as mqtt
+from broker.packet import reader as reader_module
 from broker.packet.codec import encode, fit
 from broker.packet.enums import PacketType, Version
 from broker.packet.message import Message, encode_publish, travelling
@@ -61,6 +63,8 @@ def run(data: bytes) -> None:
     assert way.read(chunks(raw, way.cuts)) == outcome, "chunk borders matter"
     if len(raw) <= BYTEWISE:
         assert way.read([raw[at : at + 1] for at in range(len(raw))]) == outcome, "chunk borders matter"
+    with mock.patch.object(reader_module, "PART", 1 + way.cuts % 32):
+        assert way.read([raw]) == outcome, "it matters how much is decoded at a time"
     found, kind, _, _, version = outcome
     if kind is not None:
         check_error(way, raw)
