@@ -156,7 +156,7 @@ class Tree:
         self._pages, self._used, self._width = pages, used, width
         self.root = root
         self.gaps: list[Gap] = []
-        self.depth = -1  # of the leaves, once one is found: all are equally deep
+        self.depth = -1  # of the leaves, all of which are equally deep; -1: none was found
 
     def rows(self) -> Iterator[Entry]:
         """In the order of their identifiers."""
@@ -201,9 +201,9 @@ class Tree:
         if number in self._used:
             raise BadPage("it is used twice")
         page, at = self._pages.page(number), start(number)
-        if page[at] == LEAF and self.depth in (-1, depth):
+        if page[at] == LEAF:
             return []
-        if page[at] != INTERIOR or depth == DEEPEST or depth == self.depth:
+        if page[at] != INTERIOR or depth == DEEPEST:
             raise BadPage(f"it begins with 0x{page[at]:02x}")
         found, size = [], 0
         for place in places(page, at, 12):
@@ -214,10 +214,7 @@ class Tree:
             low = key
             size += end - place
         check_room(page, at, size, self._pages.usable)
-        found.append((NUMBER.unpack_from(page, at + 8)[0], low, high, depth + 1))
-        if any(child > self._pages.count for child, *_ in found):
-            raise BadPage("it leads to pages that there are not")
-        return found
+        return [*found, (NUMBER.unpack_from(page, at + 8)[0], low, high, depth + 1)]
 
 
 def start(number: int) -> int:

@@ -360,6 +360,17 @@ def test_a_dump_does_not_hold_everything_in_memory(path: Path) -> None:
     lines.close()
 
 
+def test_a_dump_shows_one_moment(path: Path) -> None:
+    store = SqliteStore(str(path))
+    store.open()
+    lines = dump(str(path))
+    first = json.loads(next(lines))
+    store.write(Batch(1, rows={Table.RETAINED: {50: None, 51: None}, Table.HELD: {40: None}}))
+    tables = [first["table"], *(json.loads(line)["table"] for line in lines)]
+    assert (tables.count("retained"), tables.count("held")) == (2, 1)
+    store.close()
+
+
 # ---- compact
 
 
@@ -472,7 +483,7 @@ def test_a_disk_that_is_full(path: Path, new: Path, monkeypatch: pytest.MonkeyPa
 def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Found]:
     """A store with long rows, free pages and interior pages; and its rows."""
     path = tmp_path_factory.mktemp("large") / "broker.db"
-    rows = random_rows(random.Random(1), 300, (0, 10, 200, 600, 3000))
+    rows = random_rows(random.Random(1), 300, (0, 10, 200, 600, 6000))
     gone = random.Random(2).sample(sorted(rows[Table.MESSAGE]), 75)
     write_store(path, rows, without(rows, gone))
     assert verify(str(path)).problems == []
@@ -554,28 +565,126 @@ def test_below_a_root_that_is_lost_everything_is_found(large: tuple[Path, Found]
     """Deleted rows stand on free pages, and stay there."""
     source, whole = large
     with closing(sqlite3.connect(source)) as db:
-        roots = dict(db.execute("SELECT name, rootpage FROM sqlite_schema"))
         free = db.execute("PRAGMA freelist_count").fetchone()[0]
     assert free >= 10
     for name in ("message", "delivery"):
         path, new = tmp_path / "broker.db", tmp_path / f"{name}.db"
         shutil.copy(source, path)
-        spoil(path, roots[name], random.Random(1))
+        root = root_of(source, name)
+        spoil(path, root, random.Random(1))
         done = check(path, new, whole)
         assert found_in(new) == whole
         assert done.lost == []
-        assert f"{name}: page {roots[name]} cannot be read" in done.notes[0]
+        assert f"{name}: page {root} cannot be read" in done.notes[0]
         assert "all below it were found" in done.notes[0]
         assert "rows were found on pages that no tree leads to" in done.notes[1]
+
+
+def root_of(path: Path, name: str) -> int:
+    with closing(sqlite3.connect(path)) as db:
+        found = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (name,)).fetchone()
+    return int(found[0])
+
+
+def test_a_border_that_is_wrong(large: tuple[Path, Found], tmp_path: Path, new: Path) -> None:
+    """A page that has its rows, but is said to have others, has them still."""
+    source, whole = large
+    for name in ("message", "delivery"):
+        path = Path(shutil.copy(source, tmp_path / "broker.db"))
+        data, at = bytearray(path.read_bytes()), (root_of(path, name) - 1) * PAGE
+        assert data[at] == 0x05
+        cell = at + int.from_bytes(data[at + 12 : at + 14], "big")
+        assert data[cell + 4] >= 0x80, "an identifier of two bytes"
+        data[cell + 4 : cell + 6] = b"\x80\x05"
+        path.write_bytes(data)
+        done = check(path, new, whole)
+        assert done.lost, "nobody can be sure"
+        assert found_in(new) == whole
+        new.unlink()
+
+
+@pytest.mark.parametrize("to", ["another row's", "its own", "nowhere"])
+def test_a_long_row_that_goes_on_elsewhere(
+    large: tuple[Path, Found], places: Places, tmp_path: Path, new: Path, to: str
+) -> None:
+    """It is lost rather than taken with what belongs to another."""
+    source, whole = large
+    path = Path(shutil.copy(source, tmp_path / "broker.db"))
+    one, other = [key for key in sorted(whole) if key[0] == "message" and len(places[key]) == 2][:2]
+    (last,) = (page for page in places[other] if source.read_bytes()[(page - 1) * PAGE] == 0)
+    (first,) = (page for page in places[one] if source.read_bytes()[(page - 1) * PAGE] == 0)
+    data = bytearray(path.read_bytes())
+    pointer = data.index(last.to_bytes(4, "big"), (min(places[other] - {last}) - 1) * PAGE)
+    if to == "another row's":
+        data[pointer : pointer + 4] = first.to_bytes(4, "big")
+    else:
+        following = last if to == "its own" else 1 << 30
+        data[(last - 1) * PAGE : (last - 1) * PAGE + 4] = following.to_bytes(4, "big")
+    path.write_bytes(data)
+    check(path, new, whole)
+    found = found_in(new)
+    assert other not in found
+    assert one in found
+
+
+@pytest.fixture
+def emptied(tmp_path: Path) -> tuple[Path, Found, list[int]]:
+    """A store whose free pages have what was deleted from the middle of a table; its rows; such pages."""
+    path = tmp_path / "broker.db"
+    session = Row(("reader", None, 5, 100, 1, 0, None, None, 0, None))
+    rows = {table: {} for table in Table} | {
+        Table.SESSION: {1: session},
+        Table.MESSAGE: {2: Row(("a", 1, 0, "", None), (b"", b""))},
+        Table.RETAINED: {3: Row((2,))},
+        Table.DELIVERY: {number: Row((1, 2, 1, 0, 0, "1,2", "", 0, 0)) for number in range(10, 4000)},
+    }
+    write_store(path, rows)
+    change(
+        path,
+        "PRAGMA secure_delete = OFF",  # with it, free pages are empty
+        "CREATE TEMP TABLE kept AS SELECT * FROM delivery WHERE id NOT BETWEEN 500 AND 3500",
+        "DELETE FROM delivery",
+        "INSERT INTO delivery SELECT * FROM kept",
+    )
+    with closing(Pages(str(path))) as pages:
+        stale = [page for page in repair.free_pages(pages) if pages.page(page)[0] == repair.LEAF]
+        assert len(stale) > 2
+    return path, found_in(path), stale
+
+
+def test_what_is_deleted_does_not_come_back(emptied: tuple[Path, Found, list[int]], new: Path) -> None:
+    """Nobody knows which pages are free, and there is a gap: others than what is missing is not taken."""
+    path, whole, _ = emptied
+    data = bytearray(path.read_bytes())
+    root = (root_of(path, "delivery") - 1) * PAGE
+    last = int.from_bytes(data[root + 8 : root + 12], "big")
+    data[32:40] = bytes(8)
+    data[(last - 1) * PAGE : last * PAGE] = random.Random(1).randbytes(PAGE)
+    path.write_bytes(data)
+    done = check(path, new, whole)
+    assert done.lost
+    assert ("delivery", 10) in found_in(new)
+
+
+def test_a_page_that_leads_to_a_free_one(emptied: tuple[Path, Found, list[int]], new: Path) -> None:
+    """What stands there was deleted; what should stand there is found elsewhere."""
+    path, whole, stale = emptied
+    data = bytearray(path.read_bytes())
+    root = (root_of(path, "delivery") - 1) * PAGE
+    cell = root + int.from_bytes(data[root + 12 : root + 14], "big")
+    for page in stale:
+        data[cell : cell + 4] = page.to_bytes(4, "big")
+        path.write_bytes(data)
+        check(path, new, whole)
+        assert found_in(new) == whole
+        new.unlink()
 
 
 def test_several_roots_and_the_first_page(large: tuple[Path, Found], tmp_path: Path, new: Path) -> None:
     """Without page 1 nobody knows which pages are free: what was deleted may come back with its own."""
     source, whole = large
     path = Path(shutil.copy(source, tmp_path / "broker.db"))
-    with closing(sqlite3.connect(source)) as db:
-        roots = dict(db.execute("SELECT name, rootpage FROM sqlite_schema"))
-    for page in (1, roots["message"], roots["delivery"]):
+    for page in (1, root_of(source, "message"), root_of(source, "delivery")):
         spoil(path, page, random.Random(page))
     with pytest.raises(StoreError, match="damaged"):
         verify(str(path))
