@@ -50,6 +50,11 @@ class Net:
                 assert time.monotonic() < ends, f"{peer.client_id} cannot connect"
                 await asyncio.sleep(0.05)
 
+    async def mended(self) -> None:
+        """Mend the wire, once the end of whoever hung up meanwhile is lost for certain."""
+        await asyncio.sleep(0.1)
+        self.wire.mend()
+
     def arrived(self, client_id: str) -> list[Arrived]:
         return [each for each in self.history if isinstance(each, Arrived) and each.client == client_id]
 

@@ -52,7 +52,7 @@ async def test_keep_alive_ends_a_dead_peer(kind: str, version: int, tmp_path: Pa
             watcher.publish("t/x", qos)
         await watcher.finished()
         await peer.drop()
-        here.wire.mend()
+        await here.mended()
         await here.joined(peer)
         await here.settled()
         assert sorted((each.tag.number, each.dup) for each in here.arrived("peer")) == [
@@ -78,7 +78,7 @@ async def test_a_half_open_connection_is_taken_over(kind: str, version: int, tmp
         for qos in (1, 2):
             watcher.publish("t/y", qos)
         await watcher.finished()
-        here.wire.mend()
+        await here.mended()
         await here.joined(peer)
         await here.settled()
         assert [each.dup for each in here.arrived("peer")] == [True] * 6
@@ -101,7 +101,7 @@ async def test_acknowledgements_to_a_publisher_are_lost(kind: str, version: int,
         await asyncio.sleep(0.3)
         assert len(peer.unfinished) == 4
         await peer.drop()
-        here.wire.mend()
+        await here.mended()
         await here.joined(peer)
         await here.settled()
         numbers = [each.tag.number for each in here.arrived("watcher") if each.tag.topic_name == "t/x"]
@@ -123,7 +123,7 @@ async def test_acknowledgements_of_a_subscriber_are_lost(kind: str, version: int
             watcher.publish("t/x", qos)
         await peer.until(lambda: len(here.arrived("peer")) == 4, "the first time")
         await peer.drop()
-        here.wire.mend()
+        await here.mended()
         await here.joined(peer)
         await here.settled()
         assert sorted((each.qos, each.dup, each.again) for each in here.arrived("peer")) == [
