@@ -20,7 +20,7 @@ from tests.hostility.line import WAIT, Line
 
 MIB = 1 << 20
 STORE = ("--set=store.path=:memory:",)  # what is measured here is memory alone
-LATENCY = 2.0  # seconds that a round trip of the bystander may take; in peace it is 1 ms
+LATENCY = 1.5  # seconds that a round trip of the bystander may take; in peace it is 1 ms
 NEWCOMER = 3.0  # the same for a new connection
 BASE = 40 * MIB  # what the process may take before anybody connects
 PATH = {"ws": "/mqtt", "wss": "/mqtt"}
