@@ -17,7 +17,18 @@ import pytest
 import trustme
 
 from broker import __version__
-from broker.__main__ import arguments, default_store, greeting, hint, kept, main, make_folder, settings, who
+from broker.__main__ import (
+    STORE_COMMANDS,
+    arguments,
+    default_store,
+    greeting,
+    hint,
+    kept,
+    main,
+    make_folder,
+    settings,
+    who,
+)
 from broker.config import Config, Log, Store, Tls
 from broker.errors import ConfigError, StoreError
 from broker.store.sqlite import SqliteStore
@@ -380,6 +391,12 @@ def test_store_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--log-level", "debug", "store"])
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith("pybroker: store comes first")
+
+
+def test_the_document_has_the_commands() -> None:
+    text = (ROOT / "docs" / "store-format.md").read_text()
+    headings = re.findall(r"^### `pybroker store (\w+) FILE(?: NEWFILE)?`$", text, re.MULTILINE)
+    assert headings == [*STORE_COMMANDS]
 
 
 def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:

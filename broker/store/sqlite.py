@@ -453,8 +453,8 @@ def newer(path: str, version: int) -> StoreError:
 
 def damaged(path: str, what: str) -> StoreError:
     return StoreError(
-        f"{path}: damaged ({what}); `pybroker store salvage {path} NEWFILE` copies what is readable, then "
-        "put NEWFILE in its place"
+        f"{path}: damaged ({what}); `pybroker store salvage {path} NEWFILE` copies what is readable, and "
+        "tells how to go on with NEWFILE"
     )
 
 
