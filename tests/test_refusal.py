@@ -188,12 +188,14 @@ def test_every_error_class_has_its_code() -> None:
         if (
             isinstance(kind, type)
             and issubclass(kind, MqttError)
-            and kind not in (MqttError, UnknownProtocol)
+            and kind not in (MqttError, UnknownProtocol, StoreUnavailable)
         ):
             words = "".join(f"_{letter}" if letter.isupper() else letter.upper() for letter in name).strip(
                 "_"
             )
             assert kind.reason.name == words
+    assert StoreUnavailable(StoreError("", full=True)).reason == 0x97
+    assert StoreUnavailable(StoreError("")).reason == 0x83
     assert MqttError().reason == 0x80
     assert str(MqttError("", 0x97)) == "Quota exceeded"
     assert str(MqttError("text", 0x97)) == "text"

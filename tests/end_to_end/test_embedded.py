@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import socket
 import subprocess
 import sys
 import time
@@ -29,13 +30,19 @@ asyncio.run(Broker(listen="unix:{path}").serve())
 """
 
 
+def answers(path: Path) -> bool:
+    """Whether somebody listens there: the file is there a moment before."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
 def test_three_lines_are_a_broker(tmp_path: Path) -> None:
     path = tmp_path / "s"
     command = [sys.executable, "-c", THREE_LINES.format(path=path)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         try:
             deadline = time.monotonic() + WAIT
-            while not path.exists():
+            while not answers(path):
                 assert process.poll() is None, process.stderr.read()
                 assert time.monotonic() < deadline, "it does not listen"
                 time.sleep(0.01)
