@@ -523,6 +523,20 @@ async def test_a_filter_is_given_back_with_its_subscription_and_refused_without_
 
 
 @run_async
+async def test_the_filters_of_one_packet_are_counted_together() -> None:
+    async with memory_broker(by_hand()) as broker:
+        budget, peer = broker._core.budget, Peer(broker)
+        await peer.connect("c")
+        others = budget.maximum - budget.used - 100_000
+        budget.take_anyway(others)
+        suback = await peer.subscribe(*(f"{number}/" + "+/" * 100 + "#" for number in range(20)))
+        assert suback.reason_codes == [0] * 3 + [0x97] * 17, "each takes some thirty thousand"
+        assert budget.used <= budget.maximum
+        assert (await peer.subscribe("+/" * 100 + "#", "t")).reason_codes == [0x97, 0], "a small one has room"
+        budget.give(others)
+
+
+@run_async
 async def test_a_will_is_given_back_when_it_is_replaced_or_deleted() -> None:
     async with memory_broker(by_hand()) as broker:
         budget, peer = broker._core.budget, Peer(broker)

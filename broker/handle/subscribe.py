@@ -27,7 +27,7 @@ from broker.packet.message import Message
 from broker.packet.packets import NO_PROPERTIES, Suback, Subscribe, SubscribeRequest, Unsuback, Unsubscribe
 from broker.session.session import Session
 from broker.topic.name import check_topic_filter, has_wildcard, levels, split_share
-from broker.topic.subscription import Subscription
+from broker.topic.subscription import Subscription, footprint
 
 log = logging.getLogger("broker.client")
 
@@ -78,7 +78,7 @@ async def _decide(
     """What is granted, or why not, for each filter of *packet*."""
     of_all = _identifier_in_use(client, session, packet.packet_id) or _too_many(core, packet.requests)
     decided: list[Subscription | MqttError] = []
-    filters = set(session.subscriptions)
+    filters, cost = set(session.subscriptions), 0
     for request in packet.requests:
         try:
             if of_all is not None:
@@ -86,6 +86,8 @@ async def _decide(
             if session.state is not None:
                 core.journal.check()
             subscription = await _allow(core, client, filters, packet, request)
+            if subscription.topic_filter not in filters:
+                cost = _check_budget(core, session, cost, subscription.topic_filter)
         except MqttError as refusal:
             _check_transient(client, refusal)
             decided.append(refusal)
@@ -93,6 +95,14 @@ async def _decide(
             filters.add(subscription.topic_filter)
             decided.append(subscription)
     return decided
+
+
+def _check_budget(core: Core, session: Session, cost: int, topic_filter: str) -> int:
+    """What the new filters of a packet take: *cost*, and *topic_filter* too. Raises QuotaExceeded."""
+    cost += footprint(topic_filter, session.terms.overhead)
+    if not core.budget.has(cost):
+        raise QuotaExceeded("the byte budget of the broker is spent")
+    return cost
 
 
 async def check_subscriptions_again(core: Core, client: Client) -> None:
@@ -161,8 +171,6 @@ async def _allow(
     share_name = _check_filter(core, client, request.topic_filter)
     if request.topic_filter not in filters and len(filters) >= limits.maximum_subscriptions:
         raise QuotaExceeded(f"{limits.maximum_subscriptions} subscriptions in this session")
-    if request.topic_filter not in filters and core.budget.spent:
-        raise QuotaExceeded("the byte budget of the broker is spent")
     identifier = packet.properties.get("subscription_identifier")
     return Subscription(
         request.topic_filter,
