@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import resource
 import threading
 import time
 
@@ -68,6 +69,20 @@ def test_a_flood_beyond_the_rate(version: int, reason: int | None) -> None:
         assert set(codes) == {0, reason}
         assert codes.count(reason) >= 100
         assert s.sys()["connections/refused"] == codes.count(reason)
+
+
+def test_more_connections_than_there_are_descriptors() -> None:
+    """Who is connected is served, and as soon as there is a descriptor again the next one is let in."""
+    with scene(newcomers=False, expected="cannot accept") as s:
+        resource.prlimit(s.broker.process.pid, resource.RLIMIT_NOFILE, (64, 64))
+        lines = [s.line() for _ in range(200)]
+        for number, line in enumerate(lines):
+            line.push(wire.connect(f"flood-{number}"))
+        time.sleep(2.0)
+        assert 1 <= len(s.logged("cannot accept")) <= 5, "once in a second"
+        for line in lines:
+            line.reset()
+        s.wait_until(lambda: s.accepts("afterwards"), "room for others")
 
 
 def test_connections_that_say_nothing() -> None:
@@ -169,7 +184,7 @@ def test_two_clients_that_fight_over_one_client_id() -> None:
         at_once(fight, 2)
         assert 15 <= sum(took) <= 15 + 4, "fifteen at once, and one in four seconds"
         assert sum(refused) >= 3
-        told = [line for line in s.broker.err.queue if " WARNING " in line]
+        told = s.logged(" WARNING ")
         assert len(told) == 1 and len(set(re.findall(r"127\.0\.0\.1:\d+", told[0]))) == 2, told
         assert s.sys()["connections/refused"] == sum(refused)
 
