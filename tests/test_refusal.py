@@ -6,7 +6,14 @@ import pytest
 
 from broker import errors
 from broker.config import Protocol
-from broker.errors import MqttError, ReasonCode, UnknownProtocol, UnsupportedProtocolVersion
+from broker.errors import (
+    MqttError,
+    ReasonCode,
+    StoreError,
+    StoreUnavailable,
+    UnknownProtocol,
+    UnsupportedProtocolVersion,
+)
 from broker.packet.enums import Version
 from broker.packet.packets import Connack, Disconnect
 from broker.packet.reader import PacketReader

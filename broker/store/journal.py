@@ -102,7 +102,7 @@ class Journal:
         self._open: Changes = {table: {} for table in Table}
         self._fresh: dict[Table, set[int]] = {table: set() for table in Table}  # not on disk, not on its way
         self._fsync = Fsync.NEVER
-        self._on_its_way = (self._open, self._fsync)
+        self._on_its_way: tuple[Changes, Fsync] = ({}, Fsync.NEVER)
         self._failed: dict[MessageRecord, list[Any]] = {}  # while waiters are told: what holds a message
         self._waiting: dict[Waiter, None] = {}
         self._noted_at = 0.0
@@ -336,7 +336,7 @@ class Journal:
     def _written(self, batch: Batch, failure: StoreError | None) -> None:
         """The writer is done with *batch*, in the event loop's thread."""
         self._busy = False
-        changes, fsync = self._on_its_way
+        (changes, fsync), self._on_its_way = self._on_its_way, ({}, Fsync.NEVER)
         if failure is not None:
             self._merge(changes, fsync)
             self._fail(batch.number, failure, changes)
@@ -490,6 +490,7 @@ class Writer(threading.Thread):
                 failure = StoreError(f"{self._store.path}: {error}")
             self._working.release()
             self._loop.call_soon_threadsafe(self._done, batch, failure)
+            del batch  # nothing is held until the next one
         try:
             self._store.close()
         except StoreError as error:

@@ -36,9 +36,6 @@ BOUNDED: dict[str, int] = {
     **dict.fromkeys(("SubscriptionTree.routes", "Route", "all Route"), CACHED_NAMES),
     **dict.fromkeys(("Takeovers._quarrels", "Quarrel", "all Quarrel"), REMEMBERED),
     "Stats.dropped": 20,  # reasons
-    # The latest batch of the journal is not let go before the next.
-    **dict.fromkeys(("Journal._on_its_way[]", "Journal._on_its_way[][]"), 20_000),
-    "all Batch": 1,
     "rows of meta": 10,
 }
 
