@@ -51,6 +51,7 @@ class Restore:
         self._by_row: dict[int, tuple[Session, SessionRecord]] = {}
         self.connected: list[Session] = []
         self.orphans: list[tuple[Table, int]] = []
+        self._changed: list[SessionRecord] = []  # their rows say what is not true
 
     def steps(self) -> Iterator[None]:
         """Read everything, the journal's clock being set; each step is short."""
@@ -80,6 +81,8 @@ class Restore:
         self._journal.ready = True
         for table, number in self.orphans:
             self._journal.delete(table, number)
+        for record in self._changed:
+            record.note()
         for number, message in self._messages.items():
             if not message.record.references:
                 self._journal.delete(Table.MESSAGE, number)
@@ -97,26 +100,38 @@ class Restore:
 
     def _session(self, number: int, values: tuple[Any, ...]) -> None:
         client_id, user_name, version, interval, whole, connected, ends_at, will, delay, will_due = values
-        if self._sessions.get(client_id) is not None:
-            raise ValueError(f"a second session of {client_id!r:.100}")
-        if will is not None and will not in self._messages:
-            raise ValueError(f"no message {will}")
+        if (older := self._sessions.get(client_id)) is not None:
+            self._leave_out(older)
         session = self._sessions.create(client_id)
         session.charge(self._sessions.cost(client_id, user_name))
         session.user_name, session.expiry_interval = user_name, interval
         session.version = Version(version)
         offset = self._journal.offset
         session.ends_at = NEVER if ends_at is None else ends_at - offset
-        if will is not None:
+        if will in self._messages:
             session.set_will(PendingWill(self._take(will), delay))
             session.will_due = NEVER if will_due is None else will_due - offset
         record = SessionRecord(session, self._journal, bool(whole), number)
+        if will is not None and session.will is None:
+            log.error("%s: the will of %.100r is not there", self._store.path, client_id)
+            self._changed.append(record)
         session.recorder, session.state = record, record if whole else None
         self._by_row[number] = (session, record)
         unseen = (ends_at is None and interval != FOR_EVER) or (will is not None and will_due is None)
         if connected or unseen or not whole:
             self.connected.append(session)
         self._sessions.note_deadlines(session)
+
+    def _leave_out(self, older: Session) -> None:
+        """Another session has its ClientID: what a salvage found in a page that was not in use any more."""
+        number = next(number for number, (session, _) in self._by_row.items() if session is older)
+        log.error("%s: a second, older session of %.100r left out", self._store.path, older.client_id)
+        if (will := older.set_will(None)) is not None:
+            will.message.record.references -= 1
+        older.clear()
+        del self._by_row[number]
+        self.orphans.append((Table.SESSION, number))
+        self.connected = [session for session in self.connected if session is not older]
 
     def _subscription(self, number: int, values: tuple[Any, ...]) -> None:
         owner, topic_filter, qos, no_local, as_published, handling, identifier, share_name = values

@@ -69,6 +69,7 @@ class World:
         journal = self.core.journal
 
         async def quiet() -> None:
+            await journal.settle(journal.latest)
             for _ in range(5):
                 await asyncio.sleep(0)
             assert not journal.latest and not journal._busy
@@ -263,8 +264,9 @@ class World:
 
 
 def options(one: Subscription) -> tuple[Any, ...]:
-    flags = (one.qos, one.no_local, one.retain_as_published, one.retain_handling)
-    return (one.topic_filter, *flags, sorted(one.identifiers), one.share_name)
+    """What counts of it when a message comes; which one of several merged gives its name does not."""
+    flags = (one.qos, one.no_local, one.retain_as_published, sorted(one.identifiers), one.own is None)
+    return (*flags, one.topic_filter if one.share_name else "")
 
 
 Step = Callable[[World], None]
