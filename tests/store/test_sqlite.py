@@ -551,7 +551,7 @@ def test_the_wal_does_not_grow_for_ever(path: Path) -> None:
     with opened(path) as store:
         for number in range(1, 4000):
             put(store, number % 100 + 1, message("x" * 3000))
-        assert os.path.getsize(f"{path}-wal") < 16_000_000
+        assert os.path.getsize(f"{path}-wal") < 10_000_000
 
 
 # ---- when it cannot be written
