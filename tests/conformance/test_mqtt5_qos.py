@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from broker.config import Store
 from tests.conformance import wire
 from tests.conformance.certificates import Authority
 from tests.conformance.client import Raw
@@ -342,6 +344,28 @@ def check_owned_when_acknowledged(server: Server, qos: int) -> None:
     if qos == 2:
         resume(server, "p").release(0x1234)
     resume(server).expect("PUBLISH", payload="owned", qos=qos, dup=False)
+
+
+def check_owned_beyond_the_process(serve: Serve, tmp_path: Path, qos: int) -> None:
+    """With a store what was acknowledged is there after a restart (after kill -9: tests/faults)."""
+    server = serve(store=Store(path=str(tmp_path / "broker.db")), grace_time=0.05)
+    subscribed(server, qos=qos).drop()
+    publisher = server.connect("p", session_expiry_interval=LASTING)
+    publisher.send(wire.publish("t", b"owned", qos=qos, packet_id=0x1234))
+    publisher.expect("PUBACK" if qos == 1 else "PUBREC", packet_id=0x1234, reason_code=0)
+    publisher.reset()
+    server.restart()
+    if qos == 2:
+        resume(server, "p").release(0x1234)
+    resume(server).expect("PUBLISH", payload="owned", qos=qos, dup=False)
+
+
+def test_mqtt5_4_3_2_4__puback_means_stored(serve: Serve, tmp_path: Path) -> None:
+    check_owned_beyond_the_process(serve, tmp_path, 1)
+
+
+def test_mqtt5_4_3_3_8__pubrec_means_stored(serve: Serve, tmp_path: Path) -> None:
+    check_owned_beyond_the_process(serve, tmp_path, 2)
 
 
 def test_mqtt5_4_3_2_4__puback_means_owned(server: Server) -> None:
