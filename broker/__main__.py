@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import errno
 import json
 import logging
 import os
+import resource
 import shlex
 import signal
 import sys
@@ -342,6 +344,13 @@ def store(argv: Sequence[str]) -> int:
         return 0
 
 
+def use_all_descriptors() -> None:
+    """Each connection takes one, and a shell usually allows 1024 without being asked for more."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # a system may allow less than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The entry point of the `pybroker` command; returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -354,6 +363,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             loop_factory(config)
             return check(config)
         configure(config.log.level, config.log.format)
+        use_all_descriptors()
         with asyncio.Runner(loop_factory=loop_factory(config)) as runner:
             return runner.run(serve(config))
     except ConfigError as error:

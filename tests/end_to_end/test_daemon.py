@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import signal
 import socket
 from pathlib import Path
@@ -155,3 +156,14 @@ def test_check_starts_nothing() -> None:
             status, output, errors = pybroker.end()
     assert (status, errors) == (0, "")
     assert output.startswith(f"would listen on {url} for ")
+
+
+def test_it_uses_as_many_descriptors_as_it_may() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    try:
+        with daemon(*FREE) as running:
+            running.port()
+            assert resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
