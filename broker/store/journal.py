@@ -105,8 +105,7 @@ class Journal:
         self._on_its_way: tuple[Changes, Fsync] = ({}, Fsync.NEVER)
         self._failed: dict[MessageRecord, list[Any]] = {}  # while waiters are told: what holds a message
         self._waiting: dict[Waiter, None] = {}
-        self._noted_at = 0.0
-        self._note_due = True
+        self._noted_at, self._note_due = 0.0, True
         self._ahead = 0.0  # what the wall clock is ahead of ours, as noted last
         self._writer: Writer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
