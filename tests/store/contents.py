@@ -7,9 +7,10 @@ versions must still open.
 from __future__ import annotations
 
 import random
+import shutil
 import sqlite3
-from collections.abc import Iterable, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from broker.store.base import Batch, Row, StoreClock, Table
 from broker.store.schema import FORMAT
 from broker.store.sqlite import SqliteStore
 
+PAGE = 4096  # bytes
 FORMATS = Path(__file__).parent / "formats"
 Rows = dict[Table, dict[int, Row]]
 
@@ -128,6 +130,57 @@ def as_found(rows: Any) -> Found:
         for table, changes in rows.items()
         for number, row in changes.items()
     }
+
+
+def change(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        for statement in statements:
+            db.execute(statement)
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
+
+def snapshot(path: Path) -> dict[str, bytes]:
+    """The files of a store, but for its lock."""
+    files = {file.name: file.read_bytes() for file in path.parent.glob("broker.db*")}
+    files.pop("broker.db-lock", None)
+    return files
+
+
+def spoil(path: Path, page: int, rng: random.Random, fill: bytes = b"") -> None:
+    with path.open("r+b") as file:
+        file.seek((page - 1) * PAGE)
+        file.write(fill * PAGE or rng.randbytes(PAGE))
+
+
+@contextmanager
+def opened(path: Path, *arguments: Any) -> Iterator[SqliteStore]:
+    store = SqliteStore(str(path), *arguments)
+    store.open()
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def message(text: str = "") -> Row:
+    return Row(("a", 1, 0, "sender", None), (text.encode(), b""))
+
+
+def put(store: SqliteStore, number: int = 1, row: Row | None = None, **fields: Any) -> None:
+    store.write(Batch(number, rows={Table.MESSAGE: {number: row or message(str(number))}}, **fields))
+
+
+def numbers(path: Path) -> list[int]:
+    """The messages that whoever opens *path* finds."""
+    return [number for name, number in found_in(path) if name == "message"]
+
+
+def killed(path: Path, where: Path) -> Path:
+    """The files as a kill in this moment leaves them, somewhere else."""
+    where.mkdir()
+    for file in path.parent.glob(path.name + "*"):
+        shutil.copy(file, where)
+    return where / path.name
 
 
 if __name__ == "__main__":
