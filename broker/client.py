@@ -16,6 +16,7 @@ from typing import Any
 from broker.config import Limits, Protocol
 from broker.errors import ImplementationSpecificError, MqttError, PacketTooLarge, QuotaExceeded
 from broker.hook.base import ClientInfo
+from broker.hook.limits import give_way, turn_end
 from broker.hook.stats import Stats
 from broker.outbound import Outbound
 from broker.packet.codec import fit
@@ -34,7 +35,6 @@ from broker.transport.base import Connection
 log = logging.getLogger("broker.client")
 
 ACK = Struct(">BBH")  # PUBACK, PUBREC, PUBREL and PUBCOMP with Reason Code 0x00, in every version
-TURN = 0.002  # seconds of the packets of one client, after which everybody has a turn of the loop
 LARGE = 64 * 1024  # bytes of an unfinished packet that are too many when memory is short
 SHORTEST_CONNACK = 5  # bytes: all that is safe to send while CONNECT was not understood
 PACKET_ID = Struct(">H")
@@ -208,7 +208,7 @@ class Client:
                 self.ending = self.ending or MqttError("closed by the client without DISCONNECT")
                 return
             stats.bytes_received += len(data)
-            turn_ends, progressed = monotonic() + TURN, False
+            turn_ends, progressed = turn_end(stats), False
             for packets in reader.parts(data):
                 stats.messages_received += len(packets)
                 self.handling = progressed = True
@@ -217,8 +217,7 @@ class Client:
                     if self.ending is not None:
                         return
                     if monotonic() > turn_ends:
-                        await asyncio.sleep(0)
-                        turn_ends = monotonic() + TURN
+                        turn_ends = await give_way(stats)
                 packet, packets = None, []  # or they would be held until something comes again
             if progressed:
                 self.handling = False

@@ -380,10 +380,10 @@ async def test_one_read_for_many_subscribers_gives_others_a_turn(connected: bool
         await publisher.connect("p")
         stats = broker.stats
         async with Most(lambda: stats.publish_sent + stats.drops) as work:
-            publisher.send_raw(b"\x30\x04\0\1t\0" * 2000)  # one read
-            await until(lambda: stats.publish_received == 2000)
-        assert stats.publish_sent + stats.drops == 40 * 2000
-        assert work.most <= 20_000, "in two milliseconds"
+            publisher.send_raw(b"\x30\x04\0\1t\0" * 8000)  # one read
+            await until(lambda: stats.publish_received == 8000)
+        assert stats.publish_sent + stats.drops == 40 * 8000
+        assert work.most <= 100_000, "of 320,000; in ten milliseconds"
 
 
 @pytest.mark.parametrize(
@@ -399,7 +399,7 @@ async def test_one_read_of_many_small_packets_gives_others_a_turn(raw: bytes, co
         async with Most(lambda: stats.messages_received) as work:
             peer.send_raw(raw * count)
             await until(lambda: stats.messages_received - before == count)
-        assert work.most <= 8192
+        assert work.most <= 0.75 * count
 
 
 # ---- what a session holds

@@ -1,10 +1,15 @@
-"""Rates: how often something may happen."""
+"""Rates: how often something may happen, and for how long."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
+from time import monotonic
 
+from broker.hook.stats import Stats
+
+TURN = 0.01  # seconds of packets of one client, or of all that are as busy, until everybody has a turn
 REMEMBERED = 10_000  # ClientIDs whose takeovers are counted at one time
 
 
@@ -29,6 +34,21 @@ class Rate:
             return False
         self._left -= 1.0
         return True
+
+
+def turn_end(stats: Stats) -> float:
+    """When a client that begins its turn now must give way, on the clock `time.monotonic`."""
+    return monotonic() + TURN / (1 + stats.busy)
+
+
+async def give_way(stats: Stats) -> float:
+    """Let everybody have a turn of the loop; when the next one ends."""
+    stats.busy += 1
+    try:
+        await asyncio.sleep(0)
+    finally:
+        stats.busy -= 1
+    return turn_end(stats)
 
 
 @dataclass(slots=True)

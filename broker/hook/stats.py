@@ -11,6 +11,7 @@ class Stats:
     """What one broker has counted since it started. Plain integers: written in the loop's thread only."""
 
     __slots__ = (
+        "busy",
         "bytes_received",
         "bytes_sent",
         "connections",
@@ -37,6 +38,7 @@ class Stats:
         self.publish_sent = 0
         self.dropped: Counter[str] = Counter()  # by reason
         self.drops = 0  # all of them
+        self.busy = 0  # clients whose packets wait for the next turn of the loop
         self.feeding = 0  # clients that are being sent many retained messages now
 
     def drop(self, reason: str) -> None:
