@@ -212,6 +212,8 @@ class Client:
             for packets in reader.parts(data):
                 stats.messages_received += len(packets)
                 self.handling = progressed = True
+                if self._partial_counted:
+                    self._count_partial(0)  # it is whole: whoever keeps it counts it
                 for packet in packets:
                     await dispatch(self, packet)
                     if self.ending is not None:
