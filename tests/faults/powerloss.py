@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from broker import Broker
 from broker.config import load
+from broker.store import journal
 from tests.conformance import wire
 from tests.conformance.wire import Packet
 from tests.faults.checker import check, ends_session
@@ -47,7 +48,8 @@ from tests.faults.recording import NOTES
 STORE = "broker.db"
 CLIENTS = f"clients{NOTES}"
 QUIET = 0.004  # seconds without anything new until what a broker had to say is taken for said
-AGAIN = 0.01  # seconds until what was refused is tried again
+RETRY = 0.05  # seconds between two tries of a store that fails: as if a second passed faster
+AGAIN = 0.03  # seconds until what was refused is tried again
 PATIENCE = 15.0  # seconds until what is not over by then is taken for hung
 
 VERSIONS = {"elder": 4}
@@ -235,6 +237,7 @@ async def leave_wills(cast: Cast, rng: random.Random) -> None:
 
 async def main(folder: Path, fsync: str, seed: int) -> None:
     """The first half, up to the moment at which everything ends at once."""
+    journal.RETRY = RETRY
     history = Noted(folder / CLIENTS)
     async with serving(folder, fsync) as port:
         await work(Cast(history, port), random.Random(seed))
