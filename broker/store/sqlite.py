@@ -85,6 +85,10 @@ class SqliteStore:
         self._migrate(db)
         self._set_fsync(Fsync.ALWAYS)
         db.execute("REPLACE INTO meta VALUES ('clean', 0), ('program', ?)", (self._program,))
+        # A sync may have failed when it was opened before, and its pages count as written since: all that is
+        # in the WAL is written once more, the first page of a new file with it.
+        self._write_wal_again()
+        db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         sync_folder(self.path)
         noted = meta(db)
         clock = StoreClock(noted.get("time", math.nan), noted.get("wall", math.nan))
