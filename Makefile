@@ -4,7 +4,7 @@
 # make clean   remove what the others made
 
 PYTHON ?= python3
-PYTEST_ARGS ?= -n 3
+PYTEST_ARGS ?= -n 2
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check

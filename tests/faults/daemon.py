@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import select
 import socket
@@ -21,10 +22,12 @@ FAILED = re.compile(r" (ERROR|CRITICAL) |^Traceback|^\w+(Error|Exception)\b|^pyb
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody has at this moment; the same one can be bound again and again."""
-    with socket.socket() as sock:
-        sock.bind((host, 0))
-        return int(sock.getsockname()[1])
+    """A port that nobody has, below those that clients are given: it can be bound again and again."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind((host, port))
+            return port
 
 
 class Restartable:

@@ -236,9 +236,13 @@ def test_a_start_says_what_is_wrong(scene: Trouble, fault: Fault, code: int) -> 
     assert scene.sender().send() == 0
     scene.broker.kill()
     fault(scene.disk)
-    with pytest.raises(AssertionError, match=r"full|I/O error|Input/output error") as failure:
+    if code == 0x97:  # what a start has to write takes the place of what the last one wrote
         scene.start()
-    assert "Traceback" not in str(failure.value)
+        scene.broker.kill()
+    else:
+        with pytest.raises(AssertionError, match=r"I/O error|Input/output error") as failure:
+            scene.start()
+        assert "Traceback" not in str(failure.value)
     scene.disk.free()
     scene.start()
     assert scene.holder() == ["t 1"]
