@@ -152,11 +152,16 @@ def test_nothing_is_left_open_when_it_cannot_be_opened(path: Path, monkeypatch: 
 # ---- clean or not
 
 
-def test_after_a_clean_stop_nothing_is_checked(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("most", "looked"), [(0, 0), (64 << 20, 1)])
+def test_after_a_clean_stop_a_small_file_is_checked(
+    path: Path, monkeypatch: pytest.MonkeyPatch, most: int, looked: int
+) -> None:
     write_fixed(path)
-    monkeypatch.setattr(SqliteStore, "_check", lambda store, db: pytest.fail("it was"))
+    checks: list[str] = []
+    monkeypatch.setattr(sqlite, "wrong", lambda db, check: checks.append(check) or [])
+    monkeypatch.setattr(sqlite, "CHECKED", most)
     with opened(path):
-        pass
+        assert len(checks) == looked
 
 
 def test_after_another_stop_everything_is_checked(
@@ -190,13 +195,17 @@ def test_damage_is_found_after_an_unclean_stop(path: Path, tmp_path: Path) -> No
     assert f"`pybroker store salvage {left} NEWFILE`" in str(caught.value)
 
 
-def test_damage_after_a_clean_stop_is_found_when_it_is_read(path: Path) -> None:
+def test_damage_after_a_clean_stop_is_found(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a small file at once, in a large one when it is read."""
     write_fixed(path)
     with closing(sqlite3.connect(path)) as db:
         (root,) = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'message'").fetchone()
     with path.open("r+b") as file:
         file.seek(4096 * (root - 1))
         file.write(b"\xff" * 4096)
+    with pytest.raises(StoreError, match=r"damaged .*salvage"):
+        SqliteStore(str(path)).open()
+    monkeypatch.setattr(sqlite, "CHECKED", 0)
     with opened(path) as store, pytest.raises(StoreError, match=r"damaged .*salvage"):
         list(store.read(Table.MESSAGE))
 
