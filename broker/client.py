@@ -13,12 +13,11 @@ from struct import Struct
 from time import monotonic
 from typing import Any
 
-from broker.config import Limits, Protocol
+from broker.config import Protocol
 from broker.errors import ImplementationSpecificError, MqttError, PacketTooLarge, QuotaExceeded
 from broker.hook.base import ClientInfo
 from broker.hook.limits import give_way, turn_end
-from broker.hook.stats import Stats
-from broker.outbound import Outbound
+from broker.outbound import Outbound, WriteTerms
 from broker.packet.codec import fit
 from broker.packet.enums import Version
 from broker.packet.message import Message, encode_publish
@@ -28,8 +27,6 @@ from broker.refusal import connack_refusal, disconnect, explain
 from broker.session.alias import InboundAliases, OutboundAliases
 from broker.session.session import Session
 from broker.session.will import remaining
-from broker.store.budget import ByteBudget
-from broker.store.journal import Journal
 from broker.transport.base import Connection
 
 log = logging.getLogger("broker.client")
@@ -37,7 +34,6 @@ log = logging.getLogger("broker.client")
 ACK = Struct(">BBH")  # PUBACK, PUBREC, PUBREL and PUBCOMP with Reason Code 0x00, in every version
 LARGE = 64 * 1024  # bytes of an unfinished packet that are too many when memory is short
 SHORTEST_CONNACK = 5  # bytes: all that is safe to send while CONNECT was not understood
-PACKET_ID = Struct(">H")
 
 
 class Phase(IntEnum):
@@ -50,15 +46,10 @@ class Phase(IntEnum):
 
 
 @dataclass(slots=True, kw_only=True)
-class ClientTerms:
+class ClientTerms(WriteTerms):
     """What all clients of one broker share."""
 
-    limits: Limits
     protocol: Protocol
-    clock: Callable[[], float]
-    stats: Stats
-    budget: ByteBudget
-    journal: Journal
     names: TopicNames
     dropped: Callable[[str, Message | None, str], None]
     dispatch: Callable[[Client, Packet], Awaitable[None]]
@@ -80,6 +71,7 @@ class Client:
         "_partial_counted",
         "_task",
         "_terms",
+        "_writer",
         "accepted_at",
         "aliases",
         "bridge",
@@ -112,10 +104,8 @@ class Client:
         peer = connection.peer
         self._connection = connection
         self._terms = terms
-        self.outbound = Outbound(
-            connection, terms.limits, terms.clock, terms.stats, terms.budget, self._resumed, terms.journal,
-            partial(terms.not_stored, self),
-        )  # fmt: skip
+        self.outbound = Outbound(connection, terms, self)
+        self._writer: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._careful = False  # a Maximum Packet Size or Topic Aliases: no frame fits all
         self.phase = Phase.NEW
@@ -173,7 +163,6 @@ class Client:
     async def run(self) -> None:
         """Read until the connection ends, for whatever reason; `ending` tells it. Never raises."""
         self._task = asyncio.current_task()
-        writer = asyncio.create_task(self._guarded_write_loop())
         try:
             await self.read_loop()
         except MqttError as error:
@@ -191,7 +180,8 @@ class Client:
             self.fail(ImplementationSpecificError("unexpected error in the read loop"))
         finally:
             self._task = None
-            writer.cancel()
+            if self._writer is not None:
+                self._writer.cancel()
             self._close()
 
     async def read_loop(self) -> None:
@@ -247,7 +237,7 @@ class Client:
 
     @property
     def hurried(self) -> bool:
-        """Whether memory is so short that an unfinished packet has a moment only."""
+        """Whether memory is short: an unfinished packet has a moment only."""
         return self._terms.budget.low
 
     async def _until_taken(self) -> None:
@@ -364,7 +354,7 @@ class Client:
                 return False
         elif qos:
             head, tail = message.frame(self.version, qos, retain)
-            data = b"".join((head, PACKET_ID.pack(packet_id), tail))
+            data = b"".join((head, packet_id.to_bytes(2, "big"), tail))
         else:
             data = message.frame(self.version, 0, retain)[0]
         self._terms.stats.publish_sent += 1
@@ -438,7 +428,7 @@ class Client:
         """The socket takes no more, and enough waits for it; see terms.Link."""
         return self.outbound.full
 
-    def _resumed(self) -> None:
+    def resumed(self) -> None:
         """The socket takes data again: so may the session."""
         if self.session is not None and self.session.link is self:
             self.session.pump()
@@ -482,13 +472,24 @@ class Client:
         else:
             self.outbound.put_control(data)
 
+    # ---- as the Owner of `outbound`
+
+    def start_writing(self) -> None:
+        self._writer = asyncio.create_task(self._guarded_write_loop())
+
     async def _guarded_write_loop(self) -> None:
         try:
             await self.outbound.write_loop()
         except Exception as error:
-            log.exception("client %r from %s: unexpected error", self.client_id, self.info.address)
-            self.abort(MqttError(f"unexpected error in the write loop: {error}"))
-            self.cancel()
+            self.write_failed(error)
+
+    def write_failed(self, error: Exception) -> None:
+        log.error("client %r from %s: unexpected error", self.client_id, self.info.address, exc_info=error)
+        self.abort(MqttError(f"unexpected error in the write loop: {error}"))
+        self.cancel()
+
+    def refused(self, acknowledgement: bytes, about: Any, failure: Exception) -> bytes | None:
+        return self._terms.not_stored(self, acknowledgement, about, failure)
 
     # ---- what a refusal says
 

@@ -11,7 +11,7 @@ import pytest
 
 from broker.config import Limits
 from broker.hook.stats import Stats
-from broker.outbound import FEED, GATED, Outbound
+from broker.outbound import FEED, GATED, Outbound, WriteTerms
 from broker.store.budget import ByteBudget
 from broker.store.journal import RETRY
 from tests.peer import run_async
@@ -30,19 +30,27 @@ class Bench(Journaled):
         super().__init__()
         self.wire, self.stats = Wire(), Stats(0)
         self.budget = ByteBudget(1 << 30)
-        self.resumed = 0
-        self.refused: list[tuple[bytes, Any]] = []
+        self.times_resumed = 0
+        self.refusals: list[tuple[bytes, Any]] = []
         self.ends = ends  # as 3.x does: a refusal ends the connection
-        self.outbound = Outbound(
-            self.wire, Limits(**limits), self.clock, self.stats, self.budget, self._on_resumed,
-            self.journal, self._on_refused,
+        terms = WriteTerms(
+            limits=Limits(**limits), clock=self.clock, stats=self.stats, budget=self.budget,
+            journal=self.journal,
         )  # fmt: skip
+        self.outbound = Outbound(self.wire, terms, self)
+        self.loops: list[asyncio.Task[None]] = []
 
-    def _on_resumed(self) -> None:
-        self.resumed += 1
+    def start_writing(self) -> None:
+        self.loops.append(asyncio.create_task(self.outbound.write_loop()))
 
-    def _on_refused(self, data: bytes, about: Any, failure: Exception) -> bytes | None:
-        self.refused.append((data, about))
+    def write_failed(self, error: Exception) -> None:
+        raise error
+
+    def resumed(self) -> None:
+        self.times_resumed += 1
+
+    def refused(self, data: bytes, about: Any, failure: Exception) -> bytes | None:
+        self.refusals.append((data, about))
         if self.ends:
             self.outbound.close()
             return None
@@ -68,17 +76,16 @@ class Bench(Journaled):
 
 @asynccontextmanager
 async def running(**fields: Any) -> AsyncIterator[Bench]:
-    """A Bench whose write loop runs; whatever happened, it holds no bytes of the budget in the end."""
+    """A Bench; whatever happened, it holds no bytes of the budget in the end."""
     bench = Bench(**fields)
     asyncio.get_running_loop().time = bench.clock  # type: ignore[method-assign]
     bench.start()
-    loop = asyncio.create_task(bench.outbound.write_loop())
-    await turns(1)
     try:
         yield bench
-        assert not loop.done() or loop.exception()
+        assert sum(not loop.done() for loop in bench.loops) <= 1
     finally:
-        loop.cancel()
+        for loop in bench.loops:
+            loop.cancel()
         bench.outbound.close()
         assert bench.budget.used == 0
 
@@ -193,7 +200,7 @@ async def test_puback_and_pubrec_are_refused_in_their_place() -> None:
         bench.after(batch, PUBREC % 3)
         bench.after(0, PUBREC % 4)
         await bench.fails()
-        assert bench.refused == [(PUBACK % 1, "one"), (PUBREC % 3, None)]
+        assert bench.refusals == [(PUBACK % 1, "one"), (PUBREC % 3, None)]
         assert await bench.sent() == pack((b"!\x40%d", 1), (PUBACK, 2), (b"!\x50%d", 3), (PUBREC, 4))
         assert bench.budget.used == 0
 
@@ -207,7 +214,7 @@ async def test_all_else_is_owed_and_stays_in_order() -> None:
         bench.after(batch, PUBACK % 5)
         await bench.fails()
         assert await bench.sent() == b"", "a refusal does not pass what was before it"
-        assert bench.refused == [(PUBACK % 5, None)]
+        assert bench.refusals == [(PUBACK % 5, None)]
         bench.after(0, PUBACK % 6)
         await bench.quiet()
         assert await bench.sent() == pack((PUBREL, 1), (PUBCOMP, 2), (QOS_2, 3), (PUBREL, 4)) + b"!" + pack(
@@ -238,10 +245,10 @@ async def test_what_waits_for_a_later_batch_is_not_refused_yet() -> None:
         bench.after(0, PUBACK % 3)
         bench.store.fail()
         bench.writer.finish()
-        assert bench.refused == [(PUBACK % 1, None)]
+        assert bench.refusals == [(PUBACK % 1, None)]
         assert await bench.sent() == b"!" + PUBACK % 1
         bench.writer.finish()
-        assert bench.refused[1:] == [(PUBACK % 2, None)]
+        assert bench.refusals[1:] == [(PUBACK % 2, None)]
         assert await bench.sent() == b"!" + PUBACK % 2 + PUBACK % 3
 
 
@@ -254,7 +261,7 @@ async def test_a_refusal_that_ends_the_connection_harms_nobody_else() -> None:
         bench.after(0, PUBACK % 6)
         other = bench.wait("other", batch)
         await bench.fails()
-        assert [data for data, _ in bench.refused] == [PUBACK % 1, PUBACK % 4, PUBREC % 5]
+        assert [data for data, _ in bench.refusals] == [PUBACK % 1, PUBACK % 4, PUBREC % 5]
         assert bench.told == [(other.name, "refused")] and not bench.journal._waiting
         assert await bench.sent() == b"" and bench.budget.used == 0
         await bench.quiet()
@@ -271,7 +278,7 @@ async def test_it_may_fail_again_and_again() -> None:
             await bench.later(RETRY)
             bench.writer.finish()
             await turns()
-        assert len(bench.refused) == 3
+        assert len(bench.refusals) == 3
         bench.store.mend()
         await bench.later(RETRY)
         await bench.quiet()
@@ -295,7 +302,7 @@ async def test_nothing_leaves_a_corked_socket() -> None:
         await bench.commit()
         assert not bench.outbound.corked
         assert await bench.sent() == b"SUBACK" + QOS_0 % 2 + PING
-        assert bench.resumed == 1 and bench.budget.used == 0
+        assert bench.times_resumed == 1 and bench.budget.used == 0
 
 
 @run_async
@@ -344,7 +351,7 @@ async def test_a_corked_socket_is_full_like_one_that_takes_no_more() -> None:
         assert bench.outbound.full and bench.budget.used == 5 * len(QOS_0 % 0)
         await bench.commit()
         await turns()
-        assert not bench.outbound.full and bench.budget.used == 0 and bench.resumed == 1
+        assert not bench.outbound.full and bench.budget.used == 0 and bench.times_resumed == 1
 
 
 @run_async

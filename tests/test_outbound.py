@@ -11,7 +11,7 @@ import pytest
 
 from broker.config import Limits
 from broker.hook.stats import Stats
-from broker.outbound import BURST, FEED, UNREAD_ACKS, Outbound
+from broker.outbound import BURST, FEED, UNREAD_ACKS, Outbound, WriteTerms
 from broker.store.budget import ByteBudget
 from broker.store.journal import Journal, levels_of
 from tests.peer import Clock, run_async
@@ -26,18 +26,25 @@ class Bench:
     def __init__(self, **limits: Any) -> None:
         self.wire, self.clock, self.stats = Wire(), Clock(), Stats(0)
         self.budget = ByteBudget(1 << 30)
-        self.resumed = 0
-        self.outbound = Outbound(
-            self.wire, Limits(**limits), self.clock, self.stats, self.budget, self._on_resumed,
-            Journal(None, levels_of("always", ()), self.clock), self._on_refused,
+        self.times_resumed = 0
+        terms = WriteTerms(
+            limits=Limits(**limits), clock=self.clock, stats=self.stats, budget=self.budget,
+            journal=Journal(None, levels_of("always", ()), self.clock),
         )  # fmt: skip
-        self.refused: list[tuple[bytes, Any]] = []
+        self.outbound = Outbound(self.wire, terms, self)
+        self.loops: list[asyncio.Task[None]] = []
 
-    def _on_refused(self, data: bytes, about: Any, failure: Exception) -> None:
-        self.refused.append((data, about))
+    def start_writing(self) -> None:
+        self.loops.append(asyncio.create_task(self.outbound.write_loop()))
 
-    def _on_resumed(self) -> None:
-        self.resumed += 1
+    def write_failed(self, error: Exception) -> None:
+        raise error
+
+    def refused(self, acknowledgement: bytes, about: Any, failure: Exception) -> bytes | None:
+        raise failure
+
+    def resumed(self) -> None:
+        self.times_resumed += 1
 
     async def block(self, data: bytes = b"first") -> None:
         """The socket takes no more, and the write loop knows it."""
@@ -50,15 +57,14 @@ class Bench:
 
 @asynccontextmanager
 async def running(**limits: Any) -> AsyncIterator[Bench]:
-    """A Bench whose write loop runs; whatever happened, it holds no bytes of the budget in the end."""
+    """A Bench; whatever happened, it holds no bytes of the budget in the end; one write loop at most runs."""
     bench = Bench(**limits)
-    loop = asyncio.create_task(bench.outbound.write_loop())
-    await turns(1)
     try:
         yield bench
-        assert not loop.done() or loop.exception()
+        assert sum(not loop.done() for loop in bench.loops) <= 1
     finally:
-        loop.cancel()
+        for loop in bench.loops:
+            loop.cancel()
         bench.outbound.close()
         assert bench.budget.used == 0
 
@@ -114,7 +120,7 @@ async def test_a_burst_for_a_socket_that_is_slow_for_one_turn_is_no_block() -> N
         bench.wire.let_go()
         bench.outbound.put(b"b")
         await turns()
-        assert (bench.wire.sent(), bench.outbound.blocked, bench.resumed) == (b"ab", False, 0)
+        assert (bench.wire.sent(), bench.outbound.blocked, bench.times_resumed) == (b"ab", False, 0)
 
 
 @run_async
@@ -144,7 +150,7 @@ async def test_blocked_and_free_again() -> None:
         bench.wire.let_go()
         await turns()
         assert bench.wire.writes == [b"0123456789"]
-        assert (bench.outbound.blocked, bench.budget.used, bench.resumed) == (False, 0, 1)
+        assert (bench.outbound.blocked, bench.budget.used, bench.times_resumed) == (False, 0, 1)
 
 
 @pytest.mark.parametrize(
