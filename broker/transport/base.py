@@ -24,6 +24,9 @@ class Peer:
     certificate: dict[str, Any] | None = None
 
 
+Take = Callable[[bytes], bytes]
+
+
 class Connection(Protocol):
     """A byte stream both ways. Knows nothing of MQTT.
 
@@ -37,6 +40,15 @@ class Connection(Protocol):
         """The next bytes, at most 64 KiB; empty at the end of the stream or after `close`.
 
         Raises ConnectionError when the network or the peer's framing failed.
+        """
+
+    def tap(self, take: Take | None) -> None:
+        """While somebody waits in `read`, give what arrives to *take* first; None: no more.
+
+        It is called at once, in the turn in which the bytes arrive, and what it returns is what `read`
+        gives; b"" means that it dealt with all, and `read` waits on. Order is kept: while anything is
+        unread, new bytes queue behind it and pass *take* by. *take* must not raise; it may call anything
+        of this connection.
         """
 
     def write(self, data: bytes) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from broker.transport.base import Accept, Connection, Peer, TransportOptions
+from broker.transport.base import Accept, Connection, Peer, Take, TransportOptions
 
 INBOX = 64 * 1024  # bytes that a reader holds; what is written beyond is pending, as with TCP
 
@@ -18,13 +18,16 @@ class _Flow:
     Owned by both ends. The writer ends it with `end`; either side cuts it with `cut`.
     """
 
-    __slots__ = ("_drained", "_reader", "chunks", "ended", "error", "size")
+    __slots__ = ("_cut", "_drained", "_reader", "_tapping", "chunks", "ended", "error", "size", "take")
 
     def __init__(self) -> None:
         self.chunks: deque[bytes] = deque()
         self.size = 0
+        self._cut = False
         self.ended = False  # no more bytes will be written
         self.error: str | None = None  # what the reader hears once the bytes are used up
+        self.take: Take | None = None  # the reader's tap
+        self._tapping: asyncio.Handle | None = None
         self._reader: asyncio.Future[None] | None = None
         self._drained: asyncio.Event | None = None
 
@@ -32,7 +35,7 @@ class _Flow:
         if data and not self.ended:
             self.chunks.append(bytes(data))
             self.size += len(data)
-            self.wake()
+            self._arrived()
 
     def pending(self) -> int:
         return max(0, self.size - INBOX)
@@ -45,7 +48,7 @@ class _Flow:
                 return b""
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        return self._take()
+        return self._unqueue()
 
     async def drain(self) -> None:
         while self.pending():
@@ -54,22 +57,44 @@ class _Flow:
 
     def end(self) -> None:
         self.ended = True
-        self.wake()
+        self._arrived()
 
     def cut(self, error: str | None = None) -> None:
         """Throw the bytes away and end."""
         self.chunks.clear()
         self.size = 0
+        self._cut = True
         self.error = error
         self._tell_drained()
-        self.end()
+        self.ended = True
+        self.wake()
 
     def wake(self) -> None:
         reader, self._reader = self._reader, None
         if reader is not None and not reader.done():
             reader.set_result(None)
 
-    def _take(self) -> bytes:
+    def _arrived(self) -> None:
+        if self.take is None:
+            self.wake()
+        elif self._tapping is None:  # a turn later, as with a socket: not within the writer's call
+            self._tapping = asyncio.get_running_loop().call_soon(self._tap)
+
+    def _tap(self) -> None:
+        self._tapping = None
+        while self.chunks and self.take is not None and self._waits():
+            left = self.take(self._unqueue())
+            if left and not self._cut:
+                self.chunks.appendleft(left)
+                self.size += len(left)
+                break
+        if self.chunks or self.ended:
+            self.wake()
+
+    def _waits(self) -> bool:
+        return self._reader is not None and not self._reader.done()
+
+    def _unqueue(self) -> bytes:
         """Up to INBOX bytes; a longer chunk is split."""
         parts: list[bytes] = []
         room = INBOX
@@ -105,6 +130,9 @@ class MemoryConnection:
 
     async def read(self) -> bytes:
         return b"" if self._closing else await self._incoming.get()
+
+    def tap(self, take: Take | None) -> None:
+        self._incoming.take = take
 
     def write(self, data: bytes) -> None:
         if not self._closing:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from broker.transport.address import Address, host_port, is_loopback
-from broker.transport.base import Accept, Connection, Peer, TransportOptions
+from broker.transport.base import Accept, Connection, Peer, Take, TransportOptions
 
 CHUNK = 64 * 1024  # bytes of one read, and the most that waits unread in one connection
 
@@ -38,7 +38,7 @@ class TcpConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_buffer", "_chunks", "_closing", "_drained", "_eof", "_error", "_gone", "_linger", "_loop",
-        "_lost", "_paused", "_sink", "_timer", "_transport", "_unread", "_waiter", "peer",
+        "_lost", "_paused", "_sink", "_take", "_timer", "_transport", "_unread", "_waiter", "peer",
     )  # fmt: skip
 
     peer: Peer
@@ -57,6 +57,7 @@ class TcpConnection(asyncio.BufferedProtocol):
         self._lost = False
         self._error: Exception | None = None
         self._sink: Callable[[bytes], None] | None = None
+        self._take: Take | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._drained: asyncio.Event | None = None  # these two exist only while somebody waits
         self._gone: asyncio.Event | None = None
@@ -65,16 +66,17 @@ class TcpConnection(asyncio.BufferedProtocol):
     # What the Connection is asked
 
     async def read(self) -> bytes:
-        while not self._chunks:
-            if self._closing or self._sink is not None:
-                return b""
-            if self._error is not None:
-                raise ConnectionError(str(self._error)) from self._error
-            if self._eof:
-                return b""
+        if not self._chunks and not (self._eof or self._closing or self._sink is not None):
             self._waiter = self._loop.create_future()
             await self._waiter
-        return self._take()
+        if self._chunks:
+            return self._unqueue()
+        if self._error is not None and not self._closing and self._sink is None:
+            raise ConnectionError(str(self._error)) from self._error
+        return b""
+
+    def tap(self, take: Take | None) -> None:
+        self._take = take
 
     def write(self, data: bytes) -> None:
         transport = self._transport
@@ -141,7 +143,7 @@ class TcpConnection(asyncio.BufferedProtocol):
         except OSError:  # the peer is gone already
             transport.abort()
 
-    def _take(self) -> bytes:
+    def _unqueue(self) -> bytes:
         chunks = self._chunks
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
@@ -155,7 +157,7 @@ class TcpConnection(asyncio.BufferedProtocol):
         self._unread = 0
         if self._paused:
             self._resume()
-        self._wake()
+        self.wake()
 
     def _resume(self) -> None:
         self._paused = False
@@ -166,7 +168,15 @@ class TcpConnection(asyncio.BufferedProtocol):
         if self._timer is None:
             self._timer = self._loop.call_later(self._linger, self.abort)
 
-    def _wake(self) -> None:
+    def _waits(self) -> bool:
+        """Whether somebody is in `read`, not cancelled."""
+        return self._waiter is not None and not self._waiter.done()
+
+    def wake(self) -> None:
+        """Make a waiting `read` return what there is, though it be nothing.
+
+        For a protocol above, which was tapped and has more to tell.
+        """
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -192,17 +202,21 @@ class TcpConnection(asyncio.BufferedProtocol):
         if self._sink is not None:
             self._sink(data)
             return
+        if self._take is not None and not self._chunks and self._waits():
+            data = self._take(data)
+            if not data or self._closing:
+                return
         self._chunks.append(data)
-        self._unread += nbytes
+        self._unread += len(data)
         if self._unread >= CHUNK and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
-        self._wake()
+        self.wake()
 
     def eof_received(self) -> bool:
         """The peer writes no more. True keeps our side open, so that answers can still leave."""
         self._eof = True
-        self._wake()
+        self.wake()
         return not self._closing and self._sink is None
 
     def resume_writing(self) -> None:
@@ -216,7 +230,7 @@ class TcpConnection(asyncio.BufferedProtocol):
         self._error = exc
         if self._timer is not None:
             self._timer.cancel()
-        self._wake()
+        self.wake()
         self._tell_drained()
         if self._gone is not None:
             self._gone.set()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from broker.errors import ConfigError
+from broker.transport.base import Take
 from broker.transport.tcp import CHUNK, TcpConnection
 
 RECORD = 16 * 1024  # bytes, the most that one TLS record carries
@@ -131,6 +132,9 @@ class TlsConnection:
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._ended = False  # the peer sent close_notify
         self._closing = False
+        self._take: Take | None = None
+        self._left = b""  # what *take* left of what was decrypted
+        self._failure: ssl.SSLError | None = None  # what `read` has to tell
 
     async def handshake(self) -> None:
         """Raises ssl.SSLError (the alert has left) or ConnectionError."""
@@ -152,18 +156,38 @@ class TlsConnection:
 
     async def read(self) -> bytes:
         while not self._closing:
-            try:
-                data = self._decrypt()
-            except ssl.SSLError as error:
-                self.close()  # the alert is in the outgoing bytes
-                raise ConnectionError(f"TLS failed: {error.reason or error}") from error
+            data, self._left = self._left or self._decrypt(), b""
             if data or self._ended:
                 return data
+            if self._closing:
+                break
             chunk = await self._raw.read()
-            if not chunk:
-                return b""
+            if not chunk and not self._left:
+                break
             self._incoming.write(chunk)
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise ConnectionError(f"TLS failed: {failure.reason or failure}") from failure
         return b""
+
+    def tap(self, take: Take | None) -> None:
+        self._take = take
+        self._raw.tap(None if take is None else self._receive)
+
+    def _receive(self, chunk: bytes) -> bytes:
+        """The tap of the raw connection: decrypt here, and wake `read` only if something is left for it."""
+        self._incoming.write(chunk)
+        while not self._closing and (plain := self._decrypt()):
+            self._left = plain if self._take is None else self._take(plain)
+            if self._left:
+                break
+        if self._left or self._ended:
+            self._raw.wake()
+        return b""
+
+    def wake(self) -> None:
+        """As TcpConnection.wake."""
+        self._raw.wake()
 
     def write(self, data: bytes) -> None:
         if self._closing:
@@ -205,11 +229,8 @@ class TlsConnection:
 
         def receive(data: bytes) -> None:
             self._incoming.write(data)
-            try:
-                while not self._closing and (plain := self._decrypt()):
-                    sink(plain)
-            except ssl.SSLError:
-                self.close()
+            while not self._closing and (plain := self._decrypt()):
+                sink(plain)
             if self._ended:
                 self.close()
 
@@ -217,11 +238,11 @@ class TlsConnection:
         receive(b"")  # what came earlier in one chunk with what was read
 
     def _decrypt(self) -> bytes:
-        """What can be decrypted now, at most CHUNK bytes."""
+        """What can be decrypted now, at most CHUNK bytes. Closes at a failure, after what was before it."""
         parts: list[bytes] = []
         room = CHUNK
         try:
-            while room >= RECORD:
+            while room >= RECORD and self._failure is None:
                 part = self._tls.read(RECORD)
                 if not part:
                     self._ended = True
@@ -232,6 +253,10 @@ class TlsConnection:
             pass
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             self._ended = True
+        except ssl.SSLError as error:
+            self._failure = error
+        if self._failure is not None and not parts:
+            self.close()  # the alert is in the outgoing bytes
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _flush(self) -> None:

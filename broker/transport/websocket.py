@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from urllib.parse import urlsplit
 
-from broker.transport.base import Connection, TransportOptions
+from broker.transport.base import Connection, Take, TransportOptions
 from broker.transport.frames import (
     Binary,
     Close,
@@ -199,19 +199,35 @@ class WebSocketConnection:
         self._ended = False  # our Close is written: no more frames
         self._closed = False  # by close() or abort()
         self._timer: asyncio.TimerHandle | None = None
+        self._take: Take | None = None
 
     async def read(self) -> bytes:
         while not self._closed:
             if self._payload:
-                return self._take()
+                return self._unqueue()
             if self._failure is not None:
                 raise ConnectionError(self._failure)
             if self._ended:
                 return b""
             data, self._rest = self._rest or await self._raw.read(), b""
-            if not data:
+            if not data and not self._payload and not self._failure:
                 return b""
             self._feed(data)
+        return b""
+
+    def tap(self, take: Take | None) -> None:
+        self._take = take
+        self._raw.tap(None if take is None else self._receive)
+
+    def _receive(self, data: bytes) -> bytes:
+        """The tap of the raw connection: take the frames off here, and wake `read` if anything is left."""
+        self._feed(data)
+        if self._payload and self._take is not None and not self._closed:
+            left = self._take(self._unqueue())
+            if left:
+                self._payload.append(left)
+        if self._payload:
+            self._raw.wake()
         return b""
 
     def write(self, data: bytes) -> None:
@@ -241,7 +257,7 @@ class WebSocketConnection:
     async def wait_closed(self) -> None:
         await self._raw.wait_closed()
 
-    def _take(self) -> bytes:
+    def _unqueue(self) -> bytes:
         payload, self._payload = self._payload, []
         return payload[0] if len(payload) == 1 else b"".join(payload)
 
