@@ -29,7 +29,8 @@ from broker.config import Config, Format, Level, changed, load
 from broker.core import transport_options
 from broker.errors import ConfigError, StoreError
 from broker.store import repair
-from broker.transport.address import is_loopback, parse_address
+from broker.transport.base import is_loopback
+from broker.transport.listen import parse_address
 
 log = logging.getLogger("broker")
 

@@ -13,7 +13,7 @@ import pytest
 from broker import Broker, Config, ConfigError
 from broker import config as settings
 from broker.config import Between, Setting, every_setting, load
-from broker.transport.address import DEFAULT_PORTS, UNIX_PATH_MAXIMUM, parse_address
+from broker.transport.listen import DEFAULT_PORTS, UNIX_PATH_MAXIMUM, parse_address
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")]

@@ -59,7 +59,7 @@ MODULES: dict[str, set[str]] = {
         *("session", "manager", "inflight", "alias", "will", "turns", "terms", "record", "restore"),
     },
     "hook": {"base", "hooks", "auth", "acl", "limits", "stats", "export"},
-    "transport": {"base", "address", "tcp", "tls", "listen", "http11", "frames", "websocket", "memory"},
+    "transport": {"base", "listen", "tcp", "epoll", "tls", "http11", "frames", "websocket", "memory"},
     "handle": {"dispatch", "connect", "auth", "publish", "acks", "subscribe", "disconnect", "deadlines"},
     "gateway": {"local", "http", "metrics", "dashboard", "cable", "channel", "queue", "broadcast", "bridge"},
 }

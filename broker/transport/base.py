@@ -7,6 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+CHUNK = 64 * 1024  # bytes of one read, and the most that waits unread in one connection
+
+
+def host_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    return host == "::1" or host.startswith(("127.", "::ffff:127."))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
@@ -34,7 +44,9 @@ class Connection(Protocol):
     or `close` it drops the bytes, and `read` tells.
     """
 
-    peer: Peer
+    @property
+    def peer(self) -> Peer:
+        """Who is at the other end; keep it rather than ask twice."""
 
     async def read(self) -> bytes:
         """The next bytes, at most 64 KiB; empty at the end of the stream or after `close`.
@@ -72,6 +84,23 @@ class Connection(Protocol):
 
     async def wait_closed(self) -> None:
         """Wait until the connection is gone. Never raises but CancelledError."""
+
+
+class RawConnection(Connection, Protocol):
+    """A Connection that another one can be built on."""
+
+    def wake(self) -> None:
+        """Make a waiting `read` return what there is, though it be nothing.
+
+        For a protocol above, which was tapped and has more to tell.
+        """
+
+    def divert(self, sink: Callable[[bytes], None]) -> None:
+        """Give what comes in to *sink* from now on; `read` is at its end.
+
+        For a protocol above that closes with a handshake of its own. The linger time starts here;
+        *sink* must not raise.
+        """
 
 
 Accept = Callable[[Connection], None]

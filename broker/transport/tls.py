@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from broker.errors import ConfigError
-from broker.transport.base import Take
-from broker.transport.tcp import CHUNK, TcpConnection
+from broker.transport.base import CHUNK, RawConnection, Take
 
 RECORD = 16 * 1024  # bytes, the most that one TLS record carries
 
@@ -106,7 +105,7 @@ def _ask_for_certificates(context: ssl.SSLContext, client_ca: str | Path | None,
         raise ConfigError(f"TLS: client_ca {client_ca} cannot be loaded: {error.reason or error}") from error
 
 
-async def handshake(raw: TcpConnection, context: ssl.SSLContext, seconds: float) -> TlsConnection:
+async def handshake(raw: RawConnection, context: ssl.SSLContext, seconds: float) -> TlsConnection:
     """TLS over *raw*, as its server. Raises ssl.SSLError, ConnectionError or TimeoutError."""
     connection = TlsConnection(raw, context)
     try:
@@ -118,13 +117,13 @@ async def handshake(raw: TcpConnection, context: ssl.SSLContext, seconds: float)
 
 
 class TlsConnection:
-    """TLS records over a TcpConnection, which it owns. Closing sends close_notify, then ends TCP.
+    """TLS records over a connection, which it owns. Closing sends close_notify, then ends TCP.
 
     Not asyncio's own TLS: that one ends a connection with unread input by a reset, which can
     destroy what was written last.
     """
 
-    def __init__(self, raw: TcpConnection, context: ssl.SSLContext) -> None:
+    def __init__(self, raw: RawConnection, context: ssl.SSLContext) -> None:
         self.peer = raw.peer
         self._raw = raw
         self._incoming = ssl.MemoryBIO()
@@ -186,7 +185,6 @@ class TlsConnection:
         return b""
 
     def wake(self) -> None:
-        """As TcpConnection.wake."""
         self._raw.wake()
 
     def write(self, data: bytes) -> None:
@@ -225,8 +223,6 @@ class TlsConnection:
         await self._raw.wait_closed()
 
     def divert(self, sink: Callable[[bytes], None]) -> None:
-        """As TcpConnection.divert."""
-
         def receive(data: bytes) -> None:
             self._incoming.write(data)
             while not self._closing and (plain := self._decrypt()):

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from urllib.parse import urlsplit
 
-from broker.transport.base import Connection, Take, TransportOptions
+from broker.transport.base import Connection, RawConnection, Take, TransportOptions
 from broker.transport.frames import (
     Binary,
     Close,
@@ -25,16 +25,12 @@ from broker.transport.frames import (
     encode_frame,
 )
 from broker.transport.http11 import HeadReader, HttpError, Request, response
-from broker.transport.tcp import TcpConnection
-from broker.transport.tls import TlsConnection
 
 GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # [4.2.2]
 SUBPROTOCOLS = ("mqtt", "mqttv3.1")  # the first one that a client offers is chosen
 PONG_LIMIT = 64 * 1024  # bytes pending, beyond which a Ping gets no Pong
 
 log = logging.getLogger(__name__)
-
-RawConnection = TcpConnection | TlsConnection
 
 # What serves a path. It gets the request, the connection, which is its own from then on, and the
 # bytes that followed the head. A Connection that it returns is handed to the listener's accept;

@@ -13,7 +13,7 @@ import trustme
 from broker.config import Config
 from broker.errors import NotAuthorized
 from broker.hook.base import ClientInfo, HookBase
-from broker.transport.address import parse_address
+from broker.transport.listen import parse_address
 from tests.conformance import wire
 from tests.conformance.certificates import Authority
 from tests.conformance.client import Raw

@@ -11,9 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker.transport.address import parse_address
 from broker.transport.base import Connection, Listener, TransportOptions
-from broker.transport.listen import listen
+from broker.transport.listen import listen, parse_address
 from broker.transport.websocket import Handler
 
 PATIENCE = 20.0  # seconds, for what must happen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.errors import ConfigError
-from broker.transport.address import Address, parse_address
+from broker.transport.listen import Address, parse_address
 
 
 @pytest.mark.parametrize(

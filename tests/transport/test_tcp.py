@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.transport.base import Connection, TransportOptions
+from broker.transport.base import CHUNK, Connection, TransportOptions
 from broker.transport.listen import listen
-from broker.transport.tcp import CHUNK
 from tests.transport.sockets import (
     ABSENCE,
     FOREVER,
@@ -434,7 +433,7 @@ async def test_no_descriptors_left_is_a_pause(
         return accept(sock)
 
     monkeypatch.setattr(socket.socket, "accept", failing)
-    monkeypatch.setattr("broker.transport.tcp.ACCEPT_PAUSE", 0.05)
+    monkeypatch.setattr("broker.transport.listen.ACCEPT_PAUSE", 0.05)
     async with serving() as server:
         connection, sock = await server.pair()
         with sock:
