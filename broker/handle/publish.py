@@ -20,8 +20,9 @@ from broker.errors import (
 from broker.hook.base import ClientInfo
 from broker.packet.codec import fit
 from broker.packet.enums import QoS, Version
-from broker.packet.message import Message, travelling
-from broker.packet.packets import Properties, Puback, Publish, Pubrec
+from broker.packet.message import Message
+from broker.packet.packets import NO_PROPERTIES, Properties, Puback, Publish, Pubrec
+from broker.packet.properties import copied
 from broker.session.session import Session
 from broker.topic.name import levels
 
@@ -134,13 +135,14 @@ def _count_received(core: Core, client: Client, packet: Publish) -> None:
 
 
 def _message(core: Core, client: Client, packet: Publish, topic_name: str) -> Message:
-    properties = packet.properties
-    retain = packet.retain and core.config.limits.retain_available
+    block, limits = packet.block, core.config.limits
+    retain = packet.retain and limits.retain_available
+    properties = NO_PROPERTIES if block is None else copied(block)
     message = Message(topic_name, packet.payload, packet.qos, retain, properties, client.info.client_id)
-    if properties:
-        message.properties = travelling(properties)
-    if properties or core.config.limits.message_expiry_interval:
-        set_expiry(message, core.config.limits.message_expiry_interval, core.clock())
+    if block is not None:
+        message.block = block
+    if limits.message_expiry_interval or (block is not None and block.expiry is not None):
+        set_expiry(message, limits.message_expiry_interval, core.clock())
     return message
 
 

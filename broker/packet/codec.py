@@ -40,6 +40,7 @@ from broker.packet.packets import (
     Pingreq,
     Pingresp,
     Properties,
+    PropertyBlock,
     Puback,
     Pubcomp,
     Publish,
@@ -51,8 +52,16 @@ from broker.packet.packets import (
     Unsuback,
     Unsubscribe,
 )
-from broker.packet.properties import Place, read_properties, write_properties
-from broker.packet.wire import TopicNames, check_count, read_string, read_uint8, string_bytes, write_string
+from broker.packet.properties import Place, write_properties
+from broker.packet.wire import (
+    TopicNames,
+    check_count,
+    read_string,
+    read_uint8,
+    read_varint,
+    string_bytes,
+    write_string,
+)
 
 # The Reason Codes each packet may carry in 5.0.
 _PUBLISH_CODES = frozenset({0x00, 0x10, 0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99})
@@ -93,24 +102,35 @@ def read_publish(flags: int, data: bytes, at: int, end: int, dialect: Dialect) -
         if packet_id == 0:
             raise ProtocolError("packet identifier 0")
     topic_name = dialect.names[data[begin:topic_end]]
-    properties = NO_PROPERTIES
+    block = None
     if dialect.five:
         if at < end and data[at] == 0:
             at += 1
         else:
-            properties, at = _publish_properties(data, at, end, dialect)
+            block, at = _publish_block(data, at, end, dialect)
+    properties = NO_PROPERTIES if block is None else block.properties
     if not topic_name:
         _check_empty_topic(properties, dialect)
-    return Publish(topic_name, data[at:end], qos, flags & 1 == 1, flags & 8 == 8, packet_id, properties)
+    return Publish(
+        topic_name, data[at:end], qos, flags & 1 == 1, flags & 8 == 8, packet_id, properties, block
+    )  # fmt: skip
 
 
-def _publish_properties(data: bytes, at: int, end: int, dialect: Dialect) -> tuple[Properties, int]:
+def _publish_block(data: bytes, at: int, end: int, dialect: Dialect) -> tuple[PropertyBlock, int]:
+    """The properties that are there, and the offset after them."""
     if at >= end:
         raise MalformedPacket("PUBLISH ends before its properties")
-    properties, at = read_properties(data, at, end, Place.PUBLISH, dialect.strings)
-    if dialect.from_client and "subscription_identifier" in properties:
+    length, begin = data[at], at + 1
+    if length > 0x7F:
+        length, width = read_varint(data[at : min(at + 4, end)], 0)
+        begin = at + width
+    stop = begin + length
+    if stop > end:
+        raise MalformedPacket("properties run past the end of the packet")
+    block = dialect.blocks[data[begin:stop]]
+    if dialect.from_client and "subscription_identifier" in block.properties:
         raise ProtocolError("subscription identifier from a client")
-    return properties, at
+    return block, stop
 
 
 def _check_empty_topic(properties: Properties, dialect: Dialect) -> None:

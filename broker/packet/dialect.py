@@ -7,10 +7,11 @@ from collections.abc import Container
 from broker.errors import MalformedPacket, ProtocolError
 from broker.packet.enums import Version
 from broker.packet.packets import NO_PROPERTIES, Properties
-from broker.packet.properties import Place, read_properties, write_properties
+from broker.packet.properties import Place, PropertyBlocks, read_properties, write_properties
 from broker.packet.wire import TopicNames, read_uint16, varint_bytes, write_uint16
 
 MQTT_3_1, MQTT_5 = Version.MQTT_3_1, Version.MQTT_5
+_BLOCKS = {strict: PropertyBlocks(strict) for strict in (True, False)}
 
 
 class Dialect:
@@ -20,7 +21,7 @@ class Dialect:
     Topic Names go by *names*, whatever the version: they travel on to other clients.
     """
 
-    __slots__ = ("five", "from_client", "names", "strict", "strings", "version")
+    __slots__ = ("blocks", "five", "from_client", "names", "strict", "strings", "version")
 
     def __init__(self, version: Version, strict: bool, from_client: bool, names: TopicNames) -> None:
         self.version = version
@@ -29,6 +30,7 @@ class Dialect:
         self.strings = strict and version != MQTT_3_1
         self.from_client = from_client
         self.names = names
+        self.blocks = _BLOCKS[self.strings]
 
 
 def read_packet_id(body: bytes, at: int) -> tuple[int, int]:

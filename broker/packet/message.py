@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any
 
 from broker.packet.enums import Version
-from broker.packet.packets import NO_PROPERTIES, Properties
-from broker.packet.properties import Place, property_block
+from broker.packet.packets import NO_PROPERTIES, Properties, PropertyBlock
+from broker.packet.properties import block_size, properties_size, publish_block, text_size, travelling
 from broker.packet.wire import TopicNames, string_bytes, varint_bytes
 
-MQTT_5 = Version.MQTT_5
+__all__ = ["Message", "encode_publish", "text_size", "travelling"]
 
-# Publisher and subscriber each have their own of these; they never travel [MQTT5 3.3.4].
-STAYS_BEHIND = frozenset({"topic_alias", "subscription_identifier", "will_delay_interval"})
+MQTT_5 = Version.MQTT_5
 
 _FIRST_BYTES = tuple(bytes((0x30 | flags,)) for flags in range(16))
 
@@ -37,20 +37,14 @@ _TOPICS = _EncodedTopics()
 Frames = dict[int, tuple[bytes, bytes]]  # (5.0 or not, qos, retain) in four bits -> (head, tail)
 
 
-def travelling(properties: Properties) -> Properties:
-    """Those of *properties* that go with the message; the same mapping if all do."""
-    if not properties or STAYS_BEHIND.isdisjoint(properties):
-        return properties
-    return {name: value for name, value in properties.items() if name not in STAYS_BEHIND} or NO_PROPERTIES
-
-
 @dataclass(slots=True)
 class Message:
     """An Application Message on its way.
 
     *properties* are those of `travelling`. *client_id* is the publisher's. *expires_at* is in seconds
     of the broker's clock; None: never. Once routed a message is shared: change it with `with_`, since
-    setting a field leaves the caches behind.
+    setting a field leaves the caches behind. *block* is what *properties* are on the wire: whoever made
+    the one of the other sets it; None: not known yet.
     """
 
     topic_name: str
@@ -64,30 +58,46 @@ class Message:
     original: Message | None = field(default=None, init=False, repr=False, compare=False)
     # The row of a durable store that holds it; copies of `bare` share it.
     record: Any = field(default=None, init=False, repr=False, compare=False)
+    block: PropertyBlock | None = field(default=None, init=False, repr=False, compare=False)
     _size: int = field(default=-1, init=False, repr=False, compare=False)
     _frames: Frames | None = field(default=None, init=False, repr=False, compare=False)
-    _block: bytes | None = field(default=None, init=False, repr=False, compare=False)
+    _left: int | None = field(default=None, init=False, repr=False, compare=False)  # see `count_down`
+    _ages_at: float = field(default=0.0, init=False, repr=False, compare=False)
 
     @property
     def size(self) -> int:
         """About the bytes it takes: topic, payload and property values; counted once."""
         if self._size < 0:
-            self._size = text_size(self.topic_name) + len(self.payload) + _properties_size(self.properties)
+            block = self.block
+            taken = properties_size(self.properties) if block is None else block_size(block)
+            self._size = text_size(self.topic_name) + len(self.payload) + taken
         return self._size
 
     @property
-    def block(self) -> bytes:
+    def wire(self) -> bytes:
         """Its 5.0 properties on the wire, without their length and without Message Expiry Interval."""
-        if self._block is None:
-            rest = dict(self.properties)
-            rest.pop("message_expiry_interval", None)
-            self._block = property_block(rest, Place.PUBLISH)
-        return self._block
+        if self.block is None:
+            self.block = publish_block(self.properties)
+        return self.block.wire
+
+    def count_down(self, now: float) -> int | None:
+        """The seconds until it expires, rounded up, never below 0 [MQTT5 3.3.2.3.3]; None: it does not.
+
+        The frames that are asked for afterwards say so. They are made anew only when a second has passed.
+        """
+        if self.expires_at is not None and now >= self._ages_at:
+            left = max(0, ceil(self.expires_at - now))
+            self._left = min(left, self.properties.get("message_expiry_interval", left))
+            self._ages_at = self.expires_at - self._left + 1
+            self._frames = None
+        return self._left
 
     def bare(self) -> Message:
         """A copy to keep: without the encoded frames, which can be made again."""
         copy = self.with_()
-        copy.original, copy.record, copy._size = self.original, self.record, self._size
+        copy.original, copy.record, copy.block, copy._size = (
+            self.original, self.record, self.block, self._size
+        )  # fmt: skip
         return copy
 
     def forget_frames(self) -> None:
@@ -113,7 +123,7 @@ class Message:
         """(head, tail) of its PUBLISH, DUP 0, made once per 5.0 or not, *qos* and *retain*.
 
         QoS 0: head is the whole packet. QoS 1, 2: the Packet Identifier (two bytes) goes between.
-        Message Expiry Interval is as received: a message that expires needs `encode_publish`.
+        Message Expiry Interval is what `count_down` said last.
         """
         key = (version == MQTT_5) << 3 | qos << 1 | retain
         frames = self._frames
@@ -127,7 +137,7 @@ class Message:
     def _make_frame(self, version: Version, qos: int, retain: bool) -> tuple[bytes, bytes]:
         topic, tail = _TOPICS[self.topic_name], self.payload
         if version == MQTT_5:
-            tail = (_properties(self, None, 0, ()) if self.properties else b"\0") + tail
+            tail = (_properties(self, self._left, 0, ()) if self.properties else b"\0") + tail
         length = len(topic) + len(tail) + (2 if qos else 0)
         head = _FIRST_BYTES[qos << 1 | retain] + varint_bytes(length) + topic
         return (head, tail) if qos else (head + tail, b"")
@@ -180,7 +190,7 @@ def _properties(
     """The whole property block; *remaining* takes the place of the Message Expiry Interval received."""
     if remaining is None:
         remaining = message.properties.get("message_expiry_interval")
-    block = message.block
+    block = message.wire if message.properties else b""
     if remaining is not None:
         block += b"\x02" + remaining.to_bytes(4, "big")
     if topic_alias:
@@ -188,21 +198,3 @@ def _properties(
     for identifier in identifiers:
         block += b"\x0b" + varint_bytes(identifier)
     return varint_bytes(len(block)) + block
-
-
-def _properties_size(properties: Properties) -> int:
-    """With the objects around them, which take far more than short values; measured with CPython 3.11."""
-    size = 250 if properties else 0
-    for name, value in properties.items():
-        if name == "user_property":
-            size += sum(text_size(key) + text_size(text) + 170 for key, text in value)
-        elif isinstance(value, str):
-            size += text_size(value) + 60
-        else:
-            size += len(value) + 60 if isinstance(value, bytes) else 30
-    return size
-
-
-def text_size(text: str) -> int:
-    """Bytes that the characters of *text* take in memory, at most."""
-    return len(text) if text.isascii() else 4 * len(text)

@@ -8,7 +8,7 @@ PUBLISH) to a list, all others to one value. Never change a mapping that was han
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from broker.packet.enums import Version
@@ -29,6 +29,23 @@ class _NoProperties(dict[str, Any]):
 
 
 NO_PROPERTIES: Properties = _NoProperties()
+
+
+@dataclass(slots=True, eq=False)
+class PropertyBlock:
+    """The property block of a PUBLISH, read once for all that bring the same bytes: nobody changes one.
+
+    *wire* is what travels of it, without Property Length and Message Expiry Interval, and *travels* the
+    mapping of what travels. *size* is about the bytes of memory that this takes; -1: not counted yet.
+    """
+
+    properties: Properties  # as received
+    travels: Properties
+    wire: bytes
+    expiry: int | None  # Message Expiry Interval, seconds
+    topic_alias: int  # 0: none
+    user_properties: int  # how many
+    size: int = -1
 
 
 @dataclass(slots=True)
@@ -68,7 +85,10 @@ class Connack:
 
 @dataclass(slots=True)
 class Publish:
-    """PUBLISH [MQTT5 3.3]. An empty *topic_name* stands for a Topic Alias. *packet_id* is 0 at QoS 0."""
+    """PUBLISH [MQTT5 3.3]. An empty *topic_name* stands for a Topic Alias. *packet_id* is 0 at QoS 0.
+
+    One that was received has its properties as *block* too, if there are any.
+    """
 
     topic_name: str
     payload: bytes = b""
@@ -77,6 +97,7 @@ class Publish:
     dup: bool = False
     packet_id: int = 0
     properties: Properties = NO_PROPERTIES
+    block: PropertyBlock | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(slots=True)

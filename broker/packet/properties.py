@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from broker.errors import MalformedPacket, MqttError, ProtocolError, TopicAliasInvalid
-from broker.packet.packets import NO_PROPERTIES, Properties
+from broker.packet.packets import NO_PROPERTIES, Properties, PropertyBlock
 from broker.packet.wire import (
     BINARY,
     STRING,
@@ -114,7 +114,18 @@ PROPERTIES = (
     Property(0x2A, "shared_subscription_available", UINT8, on(CONNACK), flag),
 )
 
+# Publisher and subscriber each have their own of these; they never travel [MQTT5 3.3.4].
+STAYS_BEHIND = frozenset({"topic_alias", "subscription_identifier", "will_delay_interval"})
+
 _BY_IDENTIFIER = {place: {row.identifier: row for row in PROPERTIES if place in row.where} for place in Place}
+# What `_read_block` needs of a row, ready to be unpacked; None in place of `anything`.
+_READING = {
+    place: {
+        number: (row.name, row.type.read, None if row.valid is anything else row.valid, place in row.repeats)
+        for number, row in rows.items()
+    }
+    for place, rows in _BY_IDENTIFIER.items()
+}
 _BY_NAME = {place: {row.name: row for row in PROPERTIES if place in row.where} for place in Place}
 
 
@@ -138,24 +149,25 @@ def read_properties(
 
 def _read_block(block: bytes, where: Place, strict: bool) -> Properties:
     """All of *block*: with the bytes behind it cut away, no value can reach past its end."""
-    rows, at = _BY_IDENTIFIER[where], 0
+    rows, at, size = _READING[where], 0, len(block)
     found: dict[str, Any] = {}
-    while at < len(block):
+    while at < size:
         # No identifier is above 0x7F, so its Variable Byte Integer is always this one byte.
-        row = rows.get(block[at])
+        identifier = block[at]
+        row = rows.get(identifier)
         if row is None:
-            raise MalformedPacket(f"property 0x{block[at]:02X} in {where.name}")
-        value, at = row.type.read(block, at + 1, strict)
-        if not row.valid(value):
-            raise row.breach(f"{row.name} out of range")
-        if where in row.repeats:
-            values = found.setdefault(row.name, [])
-            values.append(value)
-            check_count(len(values))
-        elif row.name in found:
-            raise ProtocolError(f"{row.name} appears twice")
+            raise MalformedPacket(f"property 0x{identifier:02X} in {where.name}")
+        name, read, valid, repeats = row
+        value, at = read(block, at + 1, strict)
+        if valid is not None and not valid(value):
+            raise _BY_IDENTIFIER[where][identifier].breach(f"{name} out of range")
+        if name not in found:
+            found[name] = [value] if repeats else value
+        elif repeats:
+            found[name].append(value)
+            check_count(len(found[name]))
         else:
-            found[row.name] = value
+            raise ProtocolError(f"{name} appears twice")
     return found
 
 
@@ -182,3 +194,114 @@ def property_block(properties: Properties, where: Place) -> bytes:
             block.append(row.identifier)
             row.type.write(block, item)
     return bytes(block)
+
+
+# ---- the block of a PUBLISH ------------------------------------------------------------------
+
+
+def travelling(properties: Properties) -> Properties:
+    """Those of *properties* that go with the message; the same mapping if all do."""
+    if not properties or STAYS_BEHIND.isdisjoint(properties):
+        return properties
+    return {name: value for name, value in properties.items() if name not in STAYS_BEHIND} or NO_PROPERTIES
+
+
+def publish_block(properties: Properties, raw: bytes | None = None) -> PropertyBlock:
+    """The block of a PUBLISH with *properties*, which stood in *raw*, if they were received.
+
+    ValueError for what must not stand there.
+    """
+    expiry: int | None = properties.get("message_expiry_interval")
+    pairs = len(properties.get("user_property", ()))
+    all_travel = STAYS_BEHIND.isdisjoint(properties)
+    if raw is not None and all_travel and expiry is None:
+        return PropertyBlock(properties, properties, raw, None, 0, pairs)
+    alias: int = properties.get("topic_alias", 0)
+    travels = properties if all_travel else travelling(properties)
+    wire = None if raw is None else _travelling_bytes(raw, expiry, alias, properties)
+    if wire is None:
+        rest = {name: value for name, value in travels.items() if name != "message_expiry_interval"}
+        wire = property_block(rest, PUBLISH)
+    return PropertyBlock(properties, travels, wire, expiry, alias, pairs)
+
+
+def _travelling_bytes(raw: bytes, expiry: int | None, alias: int, properties: Properties) -> bytes | None:
+    """*raw* without Message Expiry Interval and Topic Alias; None if that cannot be told from looking at it.
+
+    A value may hold the same bytes by chance.
+    """
+    if "subscription_identifier" in properties:
+        return None
+    rest: bytes | None = raw
+    if expiry is not None:
+        rest = _without(raw, b"\x02" + expiry.to_bytes(4, "big"))
+    if alias and rest is not None:
+        rest = _without(rest, b"\x23" + alias.to_bytes(2, "big"))
+    return rest
+
+
+def _without(raw: bytes, part: bytes) -> bytes | None:
+    """*raw* without *part*, which is in it; None if it stands there twice."""
+    at = raw.find(part)
+    return raw[:at] + raw[at + len(part) :] if at == raw.rfind(part) else None
+
+
+class PropertyBlocks(dict[bytes, PropertyBlock]):
+    """Raw property block of a PUBLISH, without its length -> what it says, validated once.
+
+    Most publishers send the same few blocks all the time. Two properties (expiry, content type) cost 5.1 us
+    a message in the whole broker when they were read and written for each, and 1.0 with this and
+    `Message.count_down` (50 topics, 16 to 216 bytes, QoS 0, one subscriber; CPython 3.11, 2 cores). The
+    plain functions are the oracle in tests/packet/test_properties.py. Bounded: emptied at `MAXIMUM` blocks, and one
+    over `LONGEST` bytes is never kept. Raises what `read_properties` does.
+    """
+
+    MAXIMUM = 1024
+    LONGEST = 128
+
+    def __init__(self, strict: bool = True) -> None:
+        super().__init__()
+        self.strict = strict
+
+    def __missing__(self, raw: bytes) -> PropertyBlock:
+        block = publish_block(_read_block(raw, PUBLISH, self.strict), raw)
+        if len(raw) <= self.LONGEST:
+            if len(self) >= self.MAXIMUM:
+                self.clear()
+            self[raw] = block
+        return block
+
+
+def copied(block: PropertyBlock) -> Properties:
+    """The mapping of what travels for one message alone: hooks and programs get hold of it."""
+    if not block.travels:
+        return NO_PROPERTIES
+    found = dict(block.travels)
+    if block.user_properties:
+        found["user_property"] = list(found["user_property"])
+    return found
+
+
+def block_size(block: PropertyBlock) -> int:
+    """About the bytes that its properties take in a message; counted once."""
+    if block.size < 0:
+        block.size = properties_size(block.travels)
+    return block.size
+
+
+def properties_size(properties: Properties) -> int:
+    """With the objects around them, which take far more than short values; measured with CPython 3.11."""
+    size = 250 if properties else 0
+    for name, value in properties.items():
+        if name == "user_property":
+            size += sum(text_size(key) + text_size(text) + 170 for key, text in value)
+        elif isinstance(value, str):
+            size += text_size(value) + 60
+        else:
+            size += len(value) + 60 if isinstance(value, bytes) else 30
+    return size
+
+
+def text_size(text: str) -> int:
+    """Bytes that the characters of *text* take in memory, at most."""
+    return len(text) if text.isascii() else 4 * len(text)

@@ -72,8 +72,10 @@ def read_varint(buffer: bytes, at: int, strict: bool = True) -> tuple[int, int]:
 
 def read_binary(buffer: bytes, at: int, strict: bool = True) -> tuple[bytes, int]:
     """Binary Data: a two byte length, then that many bytes [MQTT5 1.5.6]."""
-    length, start = read_uint16(buffer, at)
-    end = start + length
+    start = at + 2
+    if start > len(buffer):
+        raise MalformedPacket("two byte integer cut off")
+    end = start + (buffer[at] << 8 | buffer[at + 1])
     if end > len(buffer):
         raise MalformedPacket("string or binary data cut off")
     return buffer[start:end], end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from broker.packet.codec import decode, encode
 from broker.packet.enums import Version
-from broker.packet.message import Message, encode_publish, travelling
+from broker.packet.message import Message, encode_publish
 from broker.packet.packets import NO_PROPERTIES, Publish
 from broker.packet.wire import read_varint
 from tests.packet import strategies as make
@@ -143,12 +144,12 @@ def test_the_payload_is_not_copied_per_frame_to_3_1_1() -> None:
 
 def test_with_drops_the_caches() -> None:
     message = Message("a", b"payload", 1, True, {"content_type": "x"}, "client", 5.0)
-    before = message.frame(V5, 1, False), message.size, message.block
+    before = message.frame(V5, 1, False), message.size, message.wire
     changed = message.with_(topic_name="longer", payload=b"", properties=NO_PROPERTIES)
     assert changed == Message("longer", b"", 1, True, NO_PROPERTIES, "client", 5.0)
     assert changed.frame(V5, 1, False) == (b"\x32\x0b\x00\x06longer", b"\x00")
-    assert (changed.size, changed.block) == (6, b"")
-    assert (message.frame(V5, 1, False), message.size, message.block) == before
+    assert (changed.size, changed.wire) == (6, b"")
+    assert (message.frame(V5, 1, False), message.size, message.wire) == before
     assert replace(message, topic_name="b").frame(V4, 0, False)[0] == b"\x30\x0a\x00\x01bpayload"
 
 
@@ -195,21 +196,57 @@ def test_size_counts_what_characters_take(text: str, width: int) -> None:
         assert texts * width * len(text) <= message.size <= texts * width * len(text) + 600
 
 
-@pytest.mark.parametrize(
-    ("properties", "left"),
-    [
-        pytest.param(NO_PROPERTIES, NO_PROPERTIES, id="none"),
-        pytest.param({"topic_alias": 1}, NO_PROPERTIES, id="Topic Alias [3.3.2-7]"),
-        pytest.param({"subscription_identifier": [1]}, NO_PROPERTIES, id="Subscription Identifier [3.3.4-6]"),
-        pytest.param(
-            {"will_delay_interval": 1, "content_type": "x"}, {"content_type": "x"}, id="Will Delay Interval"
-        ),
-        pytest.param({"message_expiry_interval": 1}, {"message_expiry_interval": 1}, id="expiry travels"),
-    ],
-)
-def test_travelling(properties: Any, left: Any) -> None:
-    assert travelling(properties) == left
-    if properties == left:
-        assert travelling(properties) is properties
-    if not left:
-        assert travelling(properties) is NO_PROPERTIES
+# ---- what is left of the Message Expiry Interval ------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [V4, V5])
+@pytest.mark.parametrize("left", [0, 1, 4, 5])
+def test_frames_count_down(version: Version, left: int) -> None:
+    message = Message("t", b"x", 1, properties={"message_expiry_interval": 5, "content_type": "c"})
+    message.expires_at = 105.0
+    assert message.count_down(105.0 - left) == left
+    head, tail = message.frame(version, 1, False)
+    wanted = encode_publish(message, version, 1, False, packet_id=7, message_expiry_interval=left)
+    assert head + b"\x00\x07" + tail == wanted
+
+
+def test_a_frame_holds_for_a_second() -> None:
+    message = Message("t", properties={"message_expiry_interval": 5}, expires_at=105.0)
+    steps = [(100.0, 5), (100.5, 5), (101.0, 4), (101.9, 4), (102.1, 3), (104.0, 1), (104.1, 1)]
+    steps += [(105.0, 0), (105.5, 0), (107.0, 0)]
+    before = None
+    for now, left in steps:
+        assert message.count_down(now) == left, now
+        frame = message.frame(V5, 0, False)
+        assert (frame is before) == (now in (100.5, 101.9, 104.1, 105.5)), now
+        assert frame[0].endswith(left.to_bytes(4, "big"))
+        before = frame
+
+
+def test_never_more_is_left_than_the_publisher_said() -> None:
+    message = Message("t", properties={"message_expiry_interval": 5}, expires_at=105.1)
+    assert message.count_down(100.0) == 5
+    assert message.count_down(100.2) == 5
+    assert message.count_down(101.2) == 4
+
+
+def test_what_does_not_expire_counts_nothing() -> None:
+    message = Message("t", properties={"message_expiry_interval": 5})
+    assert message.count_down(1e9) is None
+    assert message.frame(V5, 0, False)[0].endswith(b"\x05\x02\x00\x00\x00\x05")
+
+
+@given(st.floats(0, 1e6), st.integers(0, 2**32 - 1), st.lists(st.floats(0, 1e6), max_size=8))
+def test_counting_down_is_rounding_up(began: float, interval: int, later: list[float]) -> None:
+    message = Message("t", properties={"message_expiry_interval": interval}, expires_at=began + interval)
+    for now in sorted(later):
+        exact = began + interval - (began + now)
+        left = message.count_down(began + now)
+        assert left is not None and 0 <= left <= interval
+        assert abs(left - min(interval, max(0, math.ceil(exact)))) <= (abs(exact - round(exact)) < 1e-6)
+
+
+def test_bare_keeps_what_is_on_the_wire() -> None:
+    message = Message("t", properties={"content_type": "x"})
+    assert message.wire == message.bare().wire and message.bare().block is message.block
+    assert message.with_(properties={"content_type": "y"}).wire != message.wire

@@ -16,9 +16,32 @@ from broker.errors import (
     ReasonCode,
     TopicAliasInvalid,
 )
-from broker.packet.packets import NO_PROPERTIES
-from broker.packet.properties import PROPERTIES, Place, Property, read_properties, write_properties
-from broker.packet.wire import BINARY, REPEATS_MAX, STRING, STRING_PAIR, UINT8, UINT16, UINT32, VARINT
+from broker.packet.packets import NO_PROPERTIES, Properties, PropertyBlock
+from broker.packet.properties import (
+    PROPERTIES,
+    Place,
+    Property,
+    PropertyBlocks,
+    block_size,
+    copied,
+    properties_size,
+    property_block,
+    publish_block,
+    read_properties,
+    travelling,
+    write_properties,
+)
+from broker.packet.wire import (
+    BINARY,
+    REPEATS_MAX,
+    STRING,
+    STRING_PAIR,
+    UINT8,
+    UINT16,
+    UINT32,
+    VARINT,
+    varint_bytes,
+)
 from tests.packet import strategies as make
 
 SAMPLES: dict[Any, Any] = {
@@ -229,3 +252,105 @@ def test_any_bytes_give_properties_or_an_error(raw: bytes, place: Place) -> None
     out = bytearray()
     write_properties(out, properties, place)
     assert len(out) == at
+
+
+# ---- the block of a PUBLISH ------------------------------------------------------------------
+
+EXPIRY, ALIAS = bytes.fromhex("0200000005"), bytes.fromhex("230007")
+
+
+def agrees(found: PropertyBlock, properties: Properties) -> None:
+    """*found* is what the plain functions make of *properties*."""
+    travels = travelling(properties)
+    rest = {name: value for name, value in travels.items() if name != "message_expiry_interval"}
+    wire = bytearray()
+    write_properties(wire, rest, Place.PUBLISH)
+    assert bytes(varint_bytes(len(found.wire)) + found.wire) == wire
+    assert (found.properties, found.travels) == (properties, travels)
+    assert found.expiry == properties.get("message_expiry_interval")
+    assert found.topic_alias == properties.get("topic_alias", 0)
+    assert found.user_properties == len(properties.get("user_property", ()))
+    assert copied(found) == travels
+    assert block_size(found) == block_size(found) == properties_size(travels)
+
+
+@given(make.properties(Place.PUBLISH))
+def test_a_block_is_what_the_plain_functions_make_of_it(properties: Properties) -> None:
+    blocks, raw = PropertyBlocks(), property_block(properties, Place.PUBLISH)
+    agrees(publish_block(properties), properties)
+    agrees(blocks[raw], properties)
+    assert (raw in blocks) == (len(raw) <= PropertyBlocks.LONGEST)
+    agrees(blocks[raw], properties)
+
+
+@pytest.mark.parametrize(
+    ("raw", "wire"),
+    [
+        pytest.param(EXPIRY, b"", id="expiry alone"),
+        pytest.param(ALIAS + EXPIRY, b"", id="alias and expiry"),
+        pytest.param(b"\x01\x01" + EXPIRY + b"\x03\x00\x01x", b"\x01\x01\x03\x00\x01x", id="between"),
+        pytest.param(
+            b"\x09\x00\x05" + EXPIRY + EXPIRY, b"\x09\x00\x05" + EXPIRY, id="the same bytes in a value"
+        ),
+        pytest.param(
+            bytes.fromhex("0900020203" + "0203020302"), bytes.fromhex("0900020203"), id="overlapping matches"
+        ),
+        pytest.param(bytes.fromhex("0900030203ff") + ALIAS, bytes.fromhex("0900030203ff"), id="alias behind"),
+        pytest.param(b"\x09\x00\x03" + ALIAS + ALIAS, b"\x09\x00\x03" + ALIAS, id="alias in a value"),
+    ],
+)
+def test_what_does_not_travel_is_cut_out_of_the_block(raw: bytes, wire: bytes) -> None:
+    assert PropertyBlocks()[raw].wire == wire
+
+
+def test_user_properties_stay_where_they_were() -> None:
+    raw = bytes.fromhex("26 0001 61 0000 0101 26 0001 62 0000")
+    assert PropertyBlocks()[raw].wire == raw
+
+
+@pytest.mark.parametrize(("strict", "fits"), [(True, False), (False, True)])
+def test_strictness_holds_for_blocks(strict: bool, fits: bool) -> None:
+    blocks, raw = PropertyBlocks(strict), b"\x03\x00\x01\x01"
+    if fits:
+        assert blocks[raw].properties == {"content_type": "\x01"}
+    else:
+        with pytest.raises(MalformedPacket):
+            blocks[raw]
+        assert not blocks
+
+
+def test_the_cache_of_blocks_is_bounded() -> None:
+    blocks = PropertyBlocks()
+    for number in range(2 * PropertyBlocks.MAXIMUM + 1):
+        blocks[b"\x02" + number.to_bytes(4, "big")]
+        assert 0 < len(blocks) <= PropertyBlocks.MAXIMUM
+    long = b"\x09\x00\x80" + bytes(128)
+    assert blocks[long].properties == {"correlation_data": bytes(128)} and long not in blocks
+
+
+def test_a_copy_is_for_one_message_alone() -> None:
+    found = PropertyBlocks()[bytes.fromhex("0101 26 0001 61 0000")]
+    mine: Any = copied(found)
+    mine["user_property"].append(("b", ""))
+    mine["payload_format_indicator"] = 5
+    assert copied(found) == {"payload_format_indicator": 1, "user_property": [("a", "")]}
+
+
+@pytest.mark.parametrize(
+    ("properties", "left"),
+    [
+        pytest.param(NO_PROPERTIES, NO_PROPERTIES, id="none"),
+        pytest.param({"topic_alias": 1}, NO_PROPERTIES, id="Topic Alias [3.3.2-7]"),
+        pytest.param({"subscription_identifier": [1]}, NO_PROPERTIES, id="Subscription Identifier [3.3.4-6]"),
+        pytest.param(
+            {"will_delay_interval": 1, "content_type": "x"}, {"content_type": "x"}, id="Will Delay Interval"
+        ),
+        pytest.param({"message_expiry_interval": 1}, {"message_expiry_interval": 1}, id="expiry travels"),
+    ],
+)
+def test_travelling(properties: Any, left: Any) -> None:
+    assert travelling(properties) == left
+    if properties == left:
+        assert travelling(properties) is properties
+    if not left:
+        assert travelling(properties) is NO_PROPERTIES
