@@ -189,6 +189,13 @@ class Protocol(Section):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Transport(Section):
+    """How bytes come and go."""
+
+    engine: Literal["auto", "epoll", "asyncio"] = "auto"  # for sockets; auto: epoll where there is one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tls(Section):
     """Files of the `tls://` and `wss://` listeners."""
 
@@ -237,6 +244,7 @@ class Config(Section):
     limits: Limits = field(default_factory=Limits)
     capacity: Capacity = field(default_factory=Capacity)
     protocol: Protocol = field(default_factory=Protocol)
+    transport: Transport = field(default_factory=Transport)
     tls: Tls = field(default_factory=Tls)
     websocket: WebSocket = field(default_factory=WebSocket)
     store: Store = field(default_factory=Store)

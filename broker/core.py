@@ -141,6 +141,7 @@ async def open_store(core: Core, wall: Callable[[], float]) -> list[Session]:
 def transport_options(config: Config) -> TransportOptions:
     """What the listeners need of *config*; loads the TLS files. Raises ConfigError."""
     return TransportOptions(
+        engine=config.transport.engine,
         ssl_context=_ssl_context(config),
         handshake_timeout=config.tls.handshake_timeout,
         websocket_origins=config.websocket.origins,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 CHUNK = 64 * 1024  # bytes of one read, and the most that waits unread in one connection
 
@@ -124,6 +124,7 @@ class Listener(Protocol):
 class TransportOptions:
     """What the listeners of one broker share."""
 
+    engine: Literal["auto", "epoll", "asyncio"] = "auto"  # what moves the bytes of sockets; auto: epoll
     ssl_context: ssl.SSLContext | None = None
     backlog: int = 1024
     handshake_timeout: float = 10.0  # seconds for TLS, and again for the HTTP upgrade

@@ -7,9 +7,10 @@ import contextlib
 import errno
 import logging
 import os
+import select
 import socket
 import stat
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -27,6 +28,7 @@ from broker.transport.base import (
     host_port,
     is_loopback,
 )
+from broker.transport.epoll import Poll
 from broker.transport.memory import MemoryListener
 from broker.transport.tcp import TcpConnection
 from broker.transport.websocket import Door, Handler
@@ -180,7 +182,9 @@ class SocketListener:
         self._options = options
         self._accept = accept
         self._prepare = prepare
-        self._buffer = memoryview(bytearray(CHUNK))
+        self._by_epoll = uses_epoll(options.engine)
+        self._poll: Poll | None = None  # what has our connections, unless asyncio has
+        self._buffer = memoryview(bytearray(0 if self._by_epoll else CHUNK))
         self._sockets: list[socket.socket] = []
         self._admitting: set[asyncio.Task[None]] = set()
         self._socket_file: tuple[int, int] | None = None  # device and inode, to unlink no file but ours
@@ -193,6 +197,8 @@ class SocketListener:
         except OSError as error:
             await self.stop()
             raise OSError(error.errno, f"cannot listen on {self.url}: {error.strerror or error}") from error
+        if self._by_epoll:
+            self._poll = Poll(asyncio.get_running_loop(), self._peer, self._options.linger)
         for sock in self._sockets:
             self._watch(sock)
 
@@ -202,6 +208,9 @@ class SocketListener:
             loop.remove_reader(sock)
             sock.close()
         self._sockets.clear()
+        if self._poll is not None:
+            self._poll.release()
+            self._poll = None
         self._unlink()
         await asyncio.sleep(0)  # every task has begun, so it closes its socket when it is cancelled
         tasks = tuple(self._admitting)
@@ -236,7 +245,7 @@ class SocketListener:
         loop = asyncio.get_running_loop()
         for _ in range(ACCEPT_BATCH):
             try:
-                accepted, _ = sock.accept()
+                accepted, name = sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -244,38 +253,47 @@ class SocketListener:
                 loop.remove_reader(sock)
                 loop.call_later(ACCEPT_PAUSE, self._watch, sock)
                 return
-            if len(self._admitting) >= self._options.maximum_handshakes:
-                log.info("%s: too many handshakes at once, one connection dropped", self.url)
-                accepted.close()
-                continue
-            task = loop.create_task(self._admit(accepted))
-            self._admitting.add(task)
-            task.add_done_callback(self._admitting.discard)
+            address = self.url if self._address.scheme == "unix" else host_port(name[0], name[1])
+            self._begin(accepted, address)
 
-    async def _admit(self, sock: socket.socket) -> None:
+    def _begin(self, sock: socket.socket, address: str) -> None:
+        if len(self._admitting) >= self._options.maximum_handshakes:
+            log.info("%s: too many handshakes at once, one connection dropped", self.url)
+            sock.close()
+            return
+        if self._poll is None:
+            self._spawn(self._connect(sock, address))
+            return
+        try:
+            raw = self._poll.add(sock.detach(), address)
+        except OSError as error:
+            log.error("%s: cannot keep a connection: %s", self.url, error)
+            return
+        if self._prepare is None:
+            self._hand_over(raw)
+        else:
+            self._spawn(self._admit(raw))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._admitting.add(task)
+        task.add_done_callback(self._admitting.discard)
+
+    async def _connect(self, sock: socket.socket, address: str) -> None:
         sock.setblocking(False)
-        if self._address.scheme != "unix":
-            _bound_unsent(sock)
-        transport, raw = await asyncio.get_running_loop().connect_accepted_socket(self._protocol, sock)
-        raw.peer = self._peer(transport)
+        raw = TcpConnection(self._buffer, self._options.linger, self._peer(address))
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: raw, sock)
+        await self._admit(raw)
+
+    async def _admit(self, raw: RawConnection) -> None:
         connection = raw if self._prepare is None else await self._run_prepare(self._prepare, raw)
         if connection is not None:
             self._hand_over(connection)
 
-    def _protocol(self) -> TcpConnection:
-        return TcpConnection(self._buffer, self._options.linger)
-
-    def _peer(self, transport: asyncio.BaseTransport) -> Peer:
+    def _peer(self, address: str) -> Peer:
         scheme = self._address.scheme
-        if scheme == "unix":
-            return Peer(address=self.url, transport=scheme, local=True, listener=self.url)
-        name = transport.get_extra_info("peername") or ("", 0)  # missing when the peer is gone already
-        return Peer(
-            address=host_port(name[0], name[1]),
-            transport=scheme,
-            local=is_loopback(name[0]),
-            listener=self.url,
-        )
+        local = scheme == "unix" or is_loopback(address.rpartition(":")[0].strip("[]"))
+        return Peer(address=address, transport=scheme, local=local, listener=self.url)
 
     async def _run_prepare(self, prepare: Prepare, raw: RawConnection) -> Connection | None:
         try:
@@ -302,8 +320,17 @@ class SocketListener:
 # Sockets
 
 
-def _bound_unsent(sock: socket.socket) -> None:
-    """A peer that does not read costs the machine as much as it may cost us, and no more."""
+def uses_epoll(engine: str) -> bool:
+    """Whether connections are those of epoll.py. Raises ConfigError."""
+    if engine == "epoll" and not hasattr(select, "epoll"):
+        raise ConfigError("transport.engine: this system has no epoll; choose auto or asyncio")
+    return engine != "asyncio" and hasattr(select, "epoll")
+
+
+def _set_options(sock: socket.socket) -> None:
+    """What the sockets accepted from *sock* inherit: small packets leave at once, and a peer that does not
+    read costs the machine as much as it may cost us, and no more."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     option = getattr(socket, "TCP_NOTSENT_LOWAT", None)  # Linux and macOS
     if option is not None:
         with contextlib.suppress(OSError):
@@ -354,6 +381,7 @@ def _bind_one(family: int, name: tuple[Any, ...]) -> socket.socket:
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _set_options(sock)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(name)

@@ -21,10 +21,9 @@ class TcpConnection(asyncio.BufferedProtocol):
         "_lost", "_paused", "_sink", "_take", "_timer", "_transport", "_unread", "_waiter", "peer",
     )  # fmt: skip
 
-    peer: Peer
-
-    def __init__(self, buffer: memoryview, linger: float) -> None:
-        """*linger* is in seconds; *peer* is set by who made the transport."""
+    def __init__(self, buffer: memoryview, linger: float, peer: Peer) -> None:
+        """*linger* is in seconds."""
+        self.peer = peer
         self._loop = asyncio.get_running_loop()
         self._buffer = buffer
         self._linger = linger

@@ -63,7 +63,7 @@ def something(store: Any, batch: Any) -> bool:
     return any(batch.rows.values())
 
 
-JOURNAL, TCP = "broker.store.journal", "broker.transport.tcp"
+JOURNAL, SOCKETS = "broker.store.journal", "broker.transport.epoll"
 
 PLACES: dict[str, Place] = {
     # what arrives
@@ -94,14 +94,14 @@ PLACES: dict[str, Place] = {
     "commit": Place("broker.store.sqlite", "SqliteStore.write", something),
     "release": Place(JOURNAL, "Journal._release"),
     # what leaves
-    "CONNACK leaves": Place(TCP, "TcpConnection.write", with_packet(wire.CONNACK)),
-    "PUBLISH leaves": Place(TCP, "TcpConnection.write", with_packet(wire.PUBLISH)),
-    "PUBACK leaves": Place(TCP, "TcpConnection.write", with_packet(wire.PUBACK)),
-    "PUBREC leaves": Place(TCP, "TcpConnection.write", with_packet(wire.PUBREC)),
-    "PUBREL leaves": Place(TCP, "TcpConnection.write", with_packet(wire.PUBREL)),
-    "PUBCOMP leaves": Place(TCP, "TcpConnection.write", with_packet(wire.PUBCOMP)),
-    "SUBACK leaves": Place(TCP, "TcpConnection.write", with_packet(wire.SUBACK)),
-    "UNSUBACK leaves": Place(TCP, "TcpConnection.write", with_packet(wire.UNSUBACK)),
+    "CONNACK leaves": Place(SOCKETS, "EpollConnection.write", with_packet(wire.CONNACK)),
+    "PUBLISH leaves": Place(SOCKETS, "EpollConnection.write", with_packet(wire.PUBLISH)),
+    "PUBACK leaves": Place(SOCKETS, "EpollConnection.write", with_packet(wire.PUBACK)),
+    "PUBREC leaves": Place(SOCKETS, "EpollConnection.write", with_packet(wire.PUBREC)),
+    "PUBREL leaves": Place(SOCKETS, "EpollConnection.write", with_packet(wire.PUBREL)),
+    "PUBCOMP leaves": Place(SOCKETS, "EpollConnection.write", with_packet(wire.PUBCOMP)),
+    "SUBACK leaves": Place(SOCKETS, "EpollConnection.write", with_packet(wire.SUBACK)),
+    "UNSUBACK leaves": Place(SOCKETS, "EpollConnection.write", with_packet(wire.UNSUBACK)),
 }
 
 

@@ -20,12 +20,17 @@ FOREVER = 100.0  # seconds, a linger time that no test can wait for
 ABSENCE = 0.1  # seconds, for what must not
 
 
+engine = "auto"  # of the listeners
+new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+
+
 def run(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     """Run an async test in a loop of its own, with a limit."""
 
     @functools.wraps(test)
     def wrapper(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **kwargs), PATIENCE))
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(asyncio.wait_for(test(*args, **kwargs), PATIENCE))
 
     return wrapper
 
@@ -92,7 +97,7 @@ async def serving(
         connections.append(connection)
         server.accepted.put_nowait(connection)
 
-    given = TransportOptions(**{"linger": 0.3, **options})
+    given = TransportOptions(**{"linger": 0.3, "engine": engine, **options})
     server = Server(listen(url, given, accept or hand_over, routes))
     await server.listener.start()
     try:

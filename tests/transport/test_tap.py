@@ -23,6 +23,8 @@ from broker.transport.tls import server_context
 from tests.transport.sockets import Tls, handshaken, read_size, receive, run, send, serving, turns
 from tests.transport.test_websocket import BINARY, CLOSE, TEXT, masked, upgrade
 
+pytestmark = pytest.mark.usefixtures("engine")
+
 KINDS = ("tcp", "unix", "tls", "ws", "wss", "memory")
 NETWORK = ("tcp", "tls", "ws", "wss")
 

@@ -10,11 +10,13 @@ import os
 import socket
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from broker.transport.base import CHUNK, Connection, TransportOptions
-from broker.transport.listen import listen
+from broker.transport.epoll import EpollConnection
+from broker.transport.listen import UNSENT, listen
 from tests.transport.sockets import (
     ABSENCE,
     FOREVER,
@@ -27,6 +29,8 @@ from tests.transport.sockets import (
     serving,
     turns,
 )
+
+pytestmark = pytest.mark.usefixtures("engine")
 
 BIG = bytes(range(256)) * (32 << 10)  # 8 MiB, more than the kernel buffers of one connection
 
@@ -96,12 +100,18 @@ async def test_read_gives_what_waits_without_suspending() -> None:
 
 
 @run
-async def test_small_packets_leave_at_once() -> None:
+async def test_small_packets_leave_at_once_and_unsent_bytes_are_bounded() -> None:
     async with serving() as server:
         connection, sock = await server.pair()
+        made: Any = connection
         with sock:
-            its = connection._transport.get_extra_info("socket")  # type: ignore[attr-defined]
-            assert its.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            if isinstance(connection, EpollConnection):
+                descriptor = connection.descriptor
+            else:
+                descriptor = made._transport.get_extra_info("socket").fileno()
+            with socket.socket(fileno=os.dup(descriptor)) as its:
+                assert its.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+                assert its.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == UNSENT
 
 
 @run

@@ -26,6 +26,8 @@ from broker.transport.listen import listen
 from broker.transport.tls import server_context
 from tests.transport.sockets import FOREVER, handshaken, read_size, receive_all, run, send, serving, turns
 
+pytestmark = pytest.mark.usefixtures("engine")
+
 PASSWORD = "correct horse"
 BIG = bytes(range(256)) * (4 << 10)  # 1 MiB
 CONNECT = bytes.fromhex("100d00044d51545405020000000000")

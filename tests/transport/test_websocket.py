@@ -35,6 +35,8 @@ from tests.transport.sockets import (
     turns,
 )
 
+pytestmark = pytest.mark.usefixtures("engine")
+
 URL = "ws://127.0.0.1:0"
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
 BIG = bytes(range(256)) * (4 << 10)  # 1 MiB
