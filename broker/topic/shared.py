@@ -47,7 +47,9 @@ class SharedGroup(Generic[S]):
 
     def __iter__(self) -> Iterator[tuple[S, Subscription]]:
         """The members, longest first in the group."""
-        return (member for member in self._ring if member is not None)
+        for member in self._ring:
+            if member is not None:
+                yield member
 
     def join(self, subscriber: S, subscription: Subscription) -> bool:
         """Add a member at the end, or replace its subscription in place. True if it was one before."""
@@ -103,7 +105,9 @@ class SharedGroup(Generic[S]):
 
     def others(self, subscriber: S) -> Iterator[tuple[S, Subscription]]:
         """The members except *subscriber*."""
-        return (member for member in self if member[0] is not subscriber)
+        for member in self:
+            if member[0] is not subscriber:
+                yield member
 
     def _close_holes(self) -> None:
         before = sum(member is not None for member in self._ring[: self._next])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from itertools import chain
 from threading import Lock
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from broker.topic.name import has_wildcard, split_share
 from broker.topic.shared import SharedGroup
@@ -14,6 +14,7 @@ from broker.topic.subscription import Subscriber, Subscription, merge
 __all__ = ["Route", "Subscriber", "Subscription", "SubscriptionTree"]
 
 S = TypeVar("S", bound=Subscriber)
+Pair = Any  # (S, Subscription), passed on as it is: a tuple of known types is made anew where this is compiled
 
 CACHED_NAMES = 8192  # Topic Names whose Route is remembered
 CACHED_NAME_LENGTH = 1024  # characters; longer names are matched each time
@@ -205,10 +206,10 @@ class SubscriptionTree(Generic[S]):
         self.routes[topic_name] = route
 
     def _route(self, topic_name: str) -> Route[S]:
-        found: list[Collection[tuple[S, Subscription]]] = []
+        found: list[Collection[Pair]] = []
         groups: list[SharedGroup[S]] = []
         for topic_filter in (topic_name, *self._wildcards.find(topic_name)):
-            held = self._held.get(topic_filter)
+            held: Pair | _Crowd[S] = self._held.get(topic_filter)
             if isinstance(held, _Crowd):
                 found.append(held.direct.values())
                 groups.extend(held.groups.values())
@@ -246,10 +247,10 @@ class _Crowd(Generic[S]):
         return True
 
 
-def _merge_overlaps(found: Iterable[Iterable[tuple[S, Subscription]]]) -> Collection[tuple[S, Subscription]]:
+def _merge_overlaps(found: Iterable[Iterable[Pair]]) -> Collection[Pair]:
     """Each subscriber that was *found* once."""
-    merged: dict[S, tuple[S, Subscription]] = {}
-    overlaps: dict[S, list[Subscription]] = {}
+    merged: dict[Subscriber, Pair] = {}
+    overlaps: dict[Subscriber, list[Subscription]] = {}
     for pair in chain.from_iterable(found):
         first = merged.setdefault(pair[0], pair)
         if first is not pair:
