@@ -14,7 +14,7 @@ from broker.topic.subscription import Subscriber, Subscription, merge
 __all__ = ["Route", "Subscriber", "Subscription", "SubscriptionTree"]
 
 S = TypeVar("S", bound=Subscriber)
-Pair = Any  # (S, Subscription), passed on as it is: a tuple of known types is made anew where this is compiled
+Pair = Any  # (S, Subscription), passed on as it is: compiled code makes a new tuple where it knows the types
 
 CACHED_NAMES = 8192  # Topic Names whose Route is remembered
 CACHED_NAME_LENGTH = 1024  # characters; longer names are matched each time

@@ -289,7 +289,7 @@ def test_each_node_is_visited_at_most_once() -> None:
         if node.plus is not None:
             nodes.append(node.plus)
     assert len(tree.match("/".join("a" * 10)).direct) == 1024
-    assert visited == 1023
+    assert visited == 1022  # those with branches, but for one that has only a `+`
 
 
 @given(st.lists(st.tuples(topic_filters, options), min_size=1, max_size=5), topic_names)
