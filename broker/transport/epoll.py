@@ -171,9 +171,10 @@ class EpollConnection:
             return
         self._stop_reading()
         if self.descriptor >= 0:
-            self._start_timer()
             if self._out is None:
                 self._end_writing()
+            else:
+                self._start_timer()
 
     def abort(self) -> None:
         self._stop_reading()
@@ -309,9 +310,10 @@ class EpollConnection:
     def _end_writing(self) -> None:
         """Nothing is pending. A full close with unread input would make the kernel send RST, which
         can destroy what was written last; so only our side ends, until the peer ends its own."""
-        if self._eof or self._error is not None:
+        if self._eof or self._error is not None or self._has_ended():
             self._lose(None)
             return
+        self._start_timer()
         try:
             sock = socket.SocketType(socket.AF_UNIX, socket.SOCK_STREAM, 0, self.descriptor)
             try:
@@ -320,6 +322,15 @@ class EpollConnection:
                 sock.detach()
         except OSError:  # the peer is gone already
             self._lose(None)
+
+    def _has_ended(self) -> bool:
+        """Whether the peer's end is here already, as after DISCONNECT: that spares a timer and a shutdown."""
+        try:
+            return not os.read(self.descriptor, CHUNK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def _watch(self, events: int) -> None:
         old, self._events = self._events, events

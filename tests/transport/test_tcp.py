@@ -16,7 +16,7 @@ import pytest
 
 from broker.transport.base import CHUNK, Connection, TransportOptions
 from broker.transport.epoll import EpollConnection
-from broker.transport.listen import UNSENT, listen
+from broker.transport.listen import UNSENT, accept_from, listen
 from tests.transport.sockets import (
     ABSENCE,
     FOREVER,
@@ -435,14 +435,14 @@ async def test_an_accept_that_raises_harms_no_other(caplog: pytest.LogCaptureFix
 async def test_no_descriptors_left_is_a_pause(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")]
+    accept, failures = accept_from, [OSError(errno.EMFILE, "Too many open files")]
 
     def failing(sock: socket.socket) -> object:
         if failures:
             raise failures.pop()
         return accept(sock)
 
-    monkeypatch.setattr(socket.socket, "accept", failing)
+    monkeypatch.setattr("broker.transport.listen.accept_from", failing)
     monkeypatch.setattr("broker.transport.listen.ACCEPT_PAUSE", 0.05)
     async with serving() as server:
         connection, sock = await server.pair()
