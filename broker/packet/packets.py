@@ -83,7 +83,7 @@ class Connack:
     properties: Properties = NO_PROPERTIES
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Publish:
     """PUBLISH [MQTT5 3.3]. An empty *topic_name* stands for a Topic Alias. *packet_id* is 0 at QoS 0.
 
@@ -91,13 +91,34 @@ class Publish:
     """
 
     topic_name: str
-    payload: bytes = b""
-    qos: int = 0
-    retain: bool = False
-    dup: bool = False
-    packet_id: int = 0
-    properties: Properties = NO_PROPERTIES
-    block: PropertyBlock | None = field(default=None, repr=False, compare=False)
+    payload: bytes
+    qos: int
+    retain: bool
+    dup: bool
+    packet_id: int
+    properties: Properties
+    block: PropertyBlock | None = field(repr=False, compare=False)
+
+    # By hand, as in all that is made for each message: benchmarks/codec.py compiled, decoding 370 -> 160 ns.
+    def __init__(
+        self,
+        topic_name: str,
+        payload: bytes = b"",
+        qos: int = 0,
+        retain: bool = False,
+        dup: bool = False,
+        packet_id: int = 0,
+        properties: Properties = NO_PROPERTIES,
+        block: PropertyBlock | None = None,
+    ) -> None:
+        self.topic_name = topic_name
+        self.payload = payload
+        self.qos = qos
+        self.retain = retain
+        self.dup = dup
+        self.packet_id = packet_id
+        self.properties = properties
+        self.block = block
 
 
 @dataclass(slots=True)
