@@ -84,10 +84,13 @@ class Router:
         """What `can_read` and `on_publish_deliver` leave of *message* for this client; None: nothing."""
         if not self._inspects:
             return message
-        if not self._hooks.can_read(client_id, message.topic_name):
+        hooks = self._hooks
+        if hooks.checks_delivery and not hooks.can_read(client_id, message.topic_name):
             self._dropped(client_id, message, "not_authorized")
             return None
-        changed = self._hooks.on_publish_deliver(client_id, message)
+        if not hooks.changes_delivery:
+            return message
+        changed = hooks.on_publish_deliver(client_id, message)
         if changed is None:
             self._dropped(client_id, message, "hook_failed")
         elif changed is not message:
@@ -136,10 +139,15 @@ class Router:
 
         Raises MqttError when it cannot be stored; *owned* ones go above the limits of the built-in store.
         """
-        expired = message.expires_at is not None and message.expires_at <= self._clock()
         if self._hooks.stores_retained:
             await self._hooks.store_retained(message)
-        elif not message.payload or expired:
+        else:
+            self.retain_now(message, owned=owned)
+
+    def retain_now(self, message: Message, *, owned: bool = False) -> None:
+        """As `retain`, in the built-in store, which never waits. Not while a hook stores them."""
+        expired = message.expires_at is not None and message.expires_at <= self._clock()
+        if not message.payload or expired:
             self.retained.delete(message.topic_name)
         else:
             self.retained.put(message, owned=owned)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
 from broker.client import Client, Phase
@@ -30,10 +30,11 @@ from broker.packet.packets import (
     Unsubscribe,
 )
 
-Handler = Callable[[Core, Client, Any], Awaitable[None]]
+Handler = Callable[[Core, Client, Any], Awaitable[None] | None]
+CONNECTED = Phase.CONNECTED
 
 
-async def handle_pingreq(core: Core, client: Client, packet: Pingreq) -> None:
+def handle_pingreq(core: Core, client: Client, packet: Pingreq) -> None:
     """PINGREQ is answered with PINGRESP [MQTT-3.12.4-1]."""
     client.send(Pingresp())
 
@@ -56,15 +57,26 @@ HANDLERS: dict[type, Handler] = {
 EARLY = {Phase.NEW: (Connect,), Phase.AUTHENTICATING: (Auth, Disconnect)}
 
 
+class _Done:
+    """What is awaited of a packet that is handled already."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        return
+        yield
+
+
+DONE = _Done()
+
+
 def dispatcher(core: Core) -> Callable[[Client, Packet], Awaitable[None]]:
-    """The function that a Client calls with each packet, in order."""
+    """The function that a Client calls with each packet, in order: DONE, or what it must wait for."""
 
     def dispatch(client: Client, packet: Packet) -> Awaitable[None]:
-        if client.phase is not Phase.CONNECTED and not isinstance(packet, EARLY.get(client.phase, ())):
+        if client.phase is not CONNECTED and not isinstance(packet, EARLY.get(client.phase, ())):
             raise ProtocolError(f"{type(packet).__name__} before the connection was accepted")
         handler = HANDLERS.get(type(packet))
         if handler is None:
             raise ProtocolError(f"{type(packet).__name__} from a client")
-        return handler(core, client, packet)
+        return handler(core, client, packet) or DONE
 
     return dispatch

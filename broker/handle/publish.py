@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from broker.client import Client
 from broker.core import Core
 from broker.errors import (
@@ -21,7 +23,7 @@ from broker.hook.base import ClientInfo
 from broker.packet.codec import fit
 from broker.packet.enums import QoS, Version
 from broker.packet.message import Message
-from broker.packet.packets import NO_PROPERTIES, Properties, Puback, Publish, Pubrec
+from broker.packet.packets import NO_PROPERTIES, Properties, PropertyBlock, Puback, Publish, Pubrec
 from broker.packet.properties import copied
 from broker.session.session import Session
 from broker.topic.name import levels
@@ -33,40 +35,95 @@ REFUSALS = frozenset({0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99})
 TRANSIENT = (ReasonCode.QUOTA_EXCEEDED, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)
 
 
-async def handle_publish(core: Core, client: Client, packet: Publish) -> None:
-    """PUBLISH: check, allow, transform, hand over, acknowledge."""
+def handle_publish(core: Core, client: Client, packet: Publish) -> Awaitable[None] | None:
+    """PUBLISH: check, allow, transform, hand over, acknowledge. An awaitable only where a hook has to wait.
+
+    A plain function, as what follows: without hooks that wait a message costs no coroutine.
+    """
     session = client.session
     assert session is not None
     core.stats.publish_received += 1
-    topic_name = _resolve_topic(client, packet)
-    _check_capability(core, client, packet)
-    qos = packet.qos
+    limits, topic_name, qos = core.config.limits, packet.topic_name, packet.qos
+    if packet.block is not None:
+        topic_name = _resolve_topic(client, packet, packet.block)
+    if packet.block is not None or packet.retain or qos > limits.maximum_qos:
+        _check_capability(core, client, packet)
     if qos:
         if packet.packet_id in session.inflight.held:
-            return _repeated(core, client, packet)
-        _count_received(core, client, packet)
+            _repeated(core, client, packet)
+            return None
+        if client.receiving:
+            _count_received(core, client, client.receiving)
     message = _message(core, client, packet, topic_name)
-    journal = core.journal
     try:
         if topic_name not in core.tree.routes or topic_name[0] == "$":
             check_publish_topic(core, topic_name)
-        _check_payload(core, message)
+        if packet.block is not None:
+            _check_payload(core, message)
         if core.hooks.inspects_publish:
-            message = await inspected(core, client.info, message)
+            found = core.hooks.inspect_publish(client.info, message)
+            if not isinstance(found, Message):
+                return _wait_for_hook(core, client, session, packet, message, found)
+            message = found
+    except MqttError as refusal:
+        refuse_publish(core, client, packet, message, refusal)
+        return None
+    return _accept(core, client, session, packet, message)
+
+
+async def _wait_for_hook(
+    core: Core, client: Client, session: Session, packet: Publish, message: Message, found: Awaitable[Message]
+) -> None:
+    """A hook waits before it lets *message* pass, or another one in its place."""
+    try:
+        allowed = await found
+    except MqttError as refusal:
+        return refuse_publish(core, client, packet, message, refusal)
+    waits = _accept(core, client, session, packet, allowed)
+    if waits is not None:
+        await waits
+    return None
+
+
+def _accept(
+    core: Core, client: Client, session: Session, packet: Publish, message: Message
+) -> Awaitable[None] | None:
+    """Nobody has anything against *message*: store it, if that is asked for, and hand it over."""
+    qos, journal = packet.qos, core.journal
+    before = journal.changes
+    try:
         if journal.failure is not None and qos:
             check_store(core, message, qos == QoS.EXACTLY_ONCE and session.state is not None)
         if qos == QoS.EXACTLY_ONCE:
-            return _hold(core, client, session, packet, message)
-        before = journal.changes
+            _hold(core, client, session, packet, message)
+            return None
         if message.retain:
-            await core.router.retain(message)
+            if core.hooks.stores_retained:
+                return _store_by_hook(core, client, packet, message, before)
+            core.router.retain_now(message)
+    except MqttError as refusal:
+        refuse_publish(core, client, packet, message, refusal)
+        return None
+    _hand_over(core, client, packet, message, before)
+    return None
+
+
+async def _store_by_hook(core: Core, client: Client, packet: Publish, message: Message, before: int) -> None:
+    """A hook stores what is retained, and may wait."""
+    try:
+        await core.router.retain(message)
     except MqttError as refusal:
         return refuse_publish(core, client, packet, message, refusal)
+    return _hand_over(core, client, packet, message, before)
+
+
+def _hand_over(core: Core, client: Client, packet: Publish, message: Message, before: int) -> None:
+    """Route, then acknowledge: that is a promise, and waits for what was stored since *before*."""
     matched = core.router.route(message)
-    if qos:  # after the hand-over: an acknowledgement is a promise, and waits for what was stored
-        after = journal.promise(before, topic_name) if journal.changes != before else 0
+    if packet.qos:
+        journal = core.journal
+        after = journal.promise(before, message.topic_name) if journal.changes != before else 0
         _acknowledge(client, packet.packet_id, matched, after, message)
-    return None
 
 
 def check_store(core: Core, message: Message, held: bool = False) -> None:
@@ -83,12 +140,12 @@ def check_store(core: Core, message: Message, held: bool = False) -> None:
 
 async def inspected(core: Core, info: ClientInfo, message: Message) -> Message:
     """What the hooks make of *message*, if they allow it; a MqttError refuses it."""
-    await core.hooks.on_publish(info, message)
-    return await core.hooks.on_publish_received(info, message)
+    found = core.hooks.inspect_publish(info, message)
+    return found if isinstance(found, Message) else await found
 
 
-def _resolve_topic(client: Client, packet: Publish) -> str:
-    if "topic_alias" not in packet.properties:
+def _resolve_topic(client: Client, packet: Publish, block: PropertyBlock) -> str:
+    if not block.topic_alias:
         return packet.topic_name
     if client.aliases is None:
         raise TopicAliasInvalid("Topic Alias Maximum is 0")
@@ -98,7 +155,7 @@ def _resolve_topic(client: Client, packet: Publish) -> str:
 def _check_capability(core: Core, client: Client, packet: Publish) -> None:
     """What CONNACK announced [MQTT5 3.2.2.3]; 3.x clients, which cannot be told, may set RETAIN in vain."""
     limits = core.config.limits
-    if packet.properties:
+    if packet.block is not None and packet.block.user_properties:
         check_user_properties(core, packet.properties)
     if packet.qos > limits.maximum_qos:
         raise QosNotSupported(f"QoS {packet.qos}")
@@ -127,11 +184,10 @@ def _repeated(core: Core, client: Client, packet: Publish) -> None:
         raise ProtocolError(f"identifier {packet.packet_id} is held by a QoS 2 message")
 
 
-def _count_received(core: Core, client: Client, packet: Publish) -> None:
+def _count_received(core: Core, client: Client, receiving: set[int]) -> None:
     """Receive Maximum of this connection [MQTT-3.3.4-7]; QoS 1 is answered before the next is read."""
-    open_now = client.receiving
-    if open_now and client.version is Version.MQTT_5 and len(open_now) >= core.config.limits.receive_maximum:
-        raise ReceiveMaximumExceeded(f"{len(open_now) + 1} unacknowledged PUBLISH packets")
+    if client.version is Version.MQTT_5 and len(receiving) >= core.config.limits.receive_maximum:
+        raise ReceiveMaximumExceeded(f"{len(receiving) + 1} unacknowledged PUBLISH packets")
 
 
 def _message(core: Core, client: Client, packet: Publish, topic_name: str) -> Message:

@@ -125,7 +125,7 @@ class Message:
         QoS 0: head is the whole packet. QoS 1, 2: the Packet Identifier (two bytes) goes between.
         Message Expiry Interval is what `count_down` said last.
         """
-        key = (version == MQTT_5) << 3 | qos << 1 | retain
+        key = (version is MQTT_5) << 3 | qos << 1 | retain
         frames = self._frames
         if frames is None:
             frames = self._frames = {}
@@ -135,12 +135,15 @@ class Message:
         return found
 
     def _make_frame(self, version: Version, qos: int, retain: bool) -> tuple[bytes, bytes]:
-        topic, tail = _TOPICS[self.topic_name], self.payload
-        if version == MQTT_5:
-            tail = (_properties(self, self._left, 0, ()) if self.properties else b"\0") + tail
-        length = len(topic) + len(tail) + (2 if qos else 0)
-        head = _FIRST_BYTES[qos << 1 | retain] + varint_bytes(length) + topic
-        return (head, tail) if qos else (head + tail, b"")
+        topic, payload, block = _TOPICS[self.topic_name], self.payload, b""
+        if version is MQTT_5:
+            block = _properties(self, self._left, 0, ()) if self.properties else b"\0"
+        first = _FIRST_BYTES[qos << 1 | retain]
+        if qos == 0:
+            length = varint_bytes(len(topic) + len(block) + len(payload))
+            return b"".join((first, length, topic, block, payload)), b""
+        length = varint_bytes(len(topic) + 2 + len(block) + len(payload))
+        return b"".join((first, length, topic)), block + payload if block else payload
 
 
 def encode_publish(

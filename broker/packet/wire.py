@@ -116,7 +116,7 @@ class TopicNames(dict[bytes, str]):
     Raises MalformedPacket or TopicNameInvalid. b"" gives "": what that means, the caller knows.
     """
 
-    MAXIMUM = 4096
+    MAXIMUM = 16_384
     LONGEST = 1024
 
     def __init__(self, strict: bool = True) -> None:
@@ -138,6 +138,8 @@ def varint_bytes(value: int) -> bytes:
     """*value* as a Variable Byte Integer."""
     if 0 <= value < 128:
         return _SHORT_VARINTS[value]
+    if 0 <= value < 16_384:  # 290 -> 110 ns
+        return bytes((value & 0x7F | 0x80, value >> 7))
     if not 0 <= value <= VARINT_MAX:
         raise ValueError(f"{value} does not fit a variable byte integer")
     out = bytearray()
