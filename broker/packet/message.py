@@ -37,7 +37,7 @@ _TOPICS = _EncodedTopics()
 Frames = dict[int, tuple[bytes, bytes]]  # (5.0 or not, qos, retain) in four bits -> (head, tail)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Message:
     """An Application Message on its way.
 
@@ -48,21 +48,46 @@ class Message:
     """
 
     topic_name: str
-    payload: bytes = b""
-    qos: int = 0
-    retain: bool = False
-    properties: Properties = NO_PROPERTIES
-    client_id: str = ""
-    expires_at: float | None = None
+    payload: bytes
+    qos: int
+    retain: bool
+    properties: Properties
+    client_id: str
+    expires_at: float | None
     # What hooks made this message of, for one subscriber; handed on to another one it is made anew.
-    original: Message | None = field(default=None, init=False, repr=False, compare=False)
+    original: Message | None = field(init=False, repr=False, compare=False)
     # The row of a durable store that holds it; copies of `bare` share it.
-    record: Any = field(default=None, init=False, repr=False, compare=False)
-    block: PropertyBlock | None = field(default=None, init=False, repr=False, compare=False)
-    _size: int = field(default=-1, init=False, repr=False, compare=False)
-    _frames: Frames | None = field(default=None, init=False, repr=False, compare=False)
-    _left: int | None = field(default=None, init=False, repr=False, compare=False)  # see `count_down`
-    _ages_at: float = field(default=0.0, init=False, repr=False, compare=False)
+    record: Any = field(init=False, repr=False, compare=False)
+    block: PropertyBlock | None = field(init=False, repr=False, compare=False)
+    _size: int = field(init=False, repr=False, compare=False)
+    _frames: Frames | None = field(init=False, repr=False, compare=False)
+    _left: int | None = field(init=False, repr=False, compare=False)  # see `count_down`
+    _ages_at: float = field(init=False, repr=False, compare=False)
+
+    def __init__(  # by hand, as in Publish
+        self,
+        topic_name: str,
+        payload: bytes = b"",
+        qos: int = 0,
+        retain: bool = False,
+        properties: Properties = NO_PROPERTIES,
+        client_id: str = "",
+        expires_at: float | None = None,
+    ) -> None:
+        self.topic_name = topic_name
+        self.payload = payload
+        self.qos = qos
+        self.retain = retain
+        self.properties = properties
+        self.client_id = client_id
+        self.expires_at = expires_at
+        self.original = None
+        self.record = None
+        self.block = None
+        self._size = -1
+        self._frames = None
+        self._left = None
+        self._ages_at = 0.0
 
     @property
     def size(self) -> int:

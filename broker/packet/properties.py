@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from broker.errors import MalformedPacket, MqttError, ProtocolError, TopicAliasInvalid
 from broker.packet.packets import NO_PROPERTIES, Properties, PropertyBlock
@@ -252,12 +252,12 @@ class PropertyBlocks(dict[bytes, PropertyBlock]):
     Most publishers send the same few blocks all the time. Two properties (expiry, content type) cost 5.1 us
     a message in the whole broker when they were read and written for each, and 1.0 with this and
     `Message.count_down` (50 topics, 16 to 216 bytes, QoS 0, one subscriber; CPython 3.11, 2 cores). The
-    plain functions are the oracle in tests/packet/test_properties.py. Bounded: emptied at `MAXIMUM` blocks, and one
-    over `LONGEST` bytes is never kept. Raises what `read_properties` does.
+    plain functions are the oracle in tests/packet/test_properties.py. Bounded: emptied at `MAXIMUM` blocks,
+    and one over `LONGEST` bytes is never kept. Raises what `read_properties` does.
     """
 
-    MAXIMUM = 1024
-    LONGEST = 128
+    MAXIMUM: ClassVar[int] = 1024
+    LONGEST: ClassVar[int] = 128
 
     def __init__(self, strict: bool = True) -> None:
         super().__init__()

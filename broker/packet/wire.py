@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from broker.errors import MalformedPacket, QuotaExceeded, TopicNameInvalid
 
@@ -116,8 +116,8 @@ class TopicNames(dict[bytes, str]):
     Raises MalformedPacket or TopicNameInvalid. b"" gives "": what that means, the caller knows.
     """
 
-    MAXIMUM = 16_384
-    LONGEST = 1024
+    MAXIMUM: ClassVar[int] = 16_384
+    LONGEST: ClassVar[int] = 1024
 
     def __init__(self, strict: bool = True) -> None:
         super().__init__()
