@@ -37,6 +37,19 @@ class Peer:
 Take = Callable[[bytes], bytes]
 
 
+class Reader(Protocol):
+    """Who has a Connection and does not wait in its `read`, which would need a task."""
+
+    def take(self, data: bytes) -> bytes:
+        """*data* arrived, with nothing unread before it; gives what `read` shall give.
+
+        Must not raise; may call anything of the connection.
+        """
+
+    def left(self) -> None:
+        """Somebody must read: something was left, or it is the end. Told at least once; must not raise."""
+
+
 class Connection(Protocol):
     """A byte stream both ways. Knows nothing of MQTT.
 
@@ -62,6 +75,15 @@ class Connection(Protocol):
         unread, new bytes queue behind it and pass *take* by. *take* must not raise; it may call anything
         of this connection.
         """
+
+    def attach(self, reader: Reader | None) -> None:
+        """As `tap`, for one who does not wait in `read`: it is told of all that a `read` would wait for.
+
+        Whether or not somebody reads, what arrives while nothing is unread goes to *reader*.
+        """
+
+    def has_unread(self) -> bool:
+        """Whether `read` may have something to give at once. Who detaches itself from `read` asks first."""
 
     def write(self, data: bytes) -> None:
         """Take *data* for the peer. Costs one system call when nothing is pending."""

@@ -14,7 +14,7 @@ import select
 import socket
 from collections.abc import Callable
 
-from broker.transport.base import CHUNK, Peer, Take
+from broker.transport.base import CHUNK, Peer, Reader, Take
 
 READ, WRITE = 0x1, 0x4  # EPOLLIN and EPOLLOUT, which select has on Linux only
 TURN = 256  # connections that are looked at in one turn of the loop; the next turn begins with the others
@@ -98,8 +98,8 @@ class EpollConnection:
     """
 
     __slots__ = (
-        "_chunks", "_closing", "_drained", "_eof", "_error", "_events", "_gone", "_out", "_poll", "_sink",
-        "_take", "_timer", "_unread", "_waiter", "_writable", "address", "descriptor",
+        "_chunks", "_closing", "_drained", "_eof", "_error", "_events", "_gone", "_out", "_poll", "_reader",
+        "_sink", "_take", "_timer", "_unread", "_waiter", "_writable", "address", "descriptor",
     )  # fmt: skip
 
     def __init__(self, poll: Poll, descriptor: int, address: str) -> None:
@@ -115,6 +115,7 @@ class EpollConnection:
         self._closing = False
         self._error: OSError | None = None
         self._take: Take | None = None
+        self._reader: Reader | None = None
         self._sink: Callable[[bytes], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._drained: asyncio.Event | None = None
@@ -128,7 +129,7 @@ class EpollConnection:
         return self._poll.peer(self.address)
 
     async def read(self) -> bytes:
-        if self._chunks is None and not (self._eof or self._closing or self._sink is not None):
+        if not self.has_unread():
             self._waiter = self._poll.loop.create_future()
             await self._waiter
         if self._chunks is not None:
@@ -139,6 +140,12 @@ class EpollConnection:
 
     def tap(self, take: Take | None) -> None:
         self._take = take
+
+    def attach(self, reader: Reader | None) -> None:
+        self._reader = reader
+
+    def has_unread(self) -> bool:
+        return self._chunks is not None or self._eof or self._closing or self._sink is not None
 
     def write(self, data: bytes) -> None:
         if not self._writable:
@@ -189,6 +196,8 @@ class EpollConnection:
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+        elif self._reader is not None:
+            self._reader.left()
 
     def divert(self, sink: Callable[[bytes], None]) -> None:
         if self._closing or self.descriptor < 0:
@@ -250,8 +259,11 @@ class EpollConnection:
         if self._sink is not None:
             self._sink(data)
             return
-        if self._take is not None and not unread and self._waiter is not None and not self._waiter.done():
-            data = self._take(data)
+        if not unread:
+            if self._reader is not None:
+                data = self._reader.take(data)
+            elif self._take is not None and self._waiter is not None and not self._waiter.done():
+                data = self._take(data)
             if not data or self._closing:
                 return
         if self._chunks is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from broker.transport.base import Accept, Connection, Peer, Take, TransportOptions
+from broker.transport.base import Accept, Connection, Peer, Reader, Take, TransportOptions
 
 INBOX = 64 * 1024  # bytes that a reader holds; what is written beyond is pending, as with TCP
 
@@ -18,17 +18,22 @@ class _Flow:
     Owned by both ends. The writer ends it with `end`; either side cuts it with `cut`.
     """
 
-    __slots__ = ("_cut", "_drained", "_reader", "_tapping", "chunks", "ended", "error", "size", "take")
+    __slots__ = (
+        "_cut", "_drained", "_tapping", "_unread", "_waiter", "chunks", "ended", "error", "reader", "size",
+        "take",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.chunks: deque[bytes] = deque()
         self.size = 0
         self._cut = False
+        self._unread = False  # what is in chunks was offered to a tap or reader, or there was none
         self.ended = False  # no more bytes will be written
         self.error: str | None = None  # what the reader hears once the bytes are used up
         self.take: Take | None = None  # the reader's tap
+        self.reader: Reader | None = None
         self._tapping: asyncio.Handle | None = None
-        self._reader: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
         self._drained: asyncio.Event | None = None
 
     def put(self, data: bytes) -> None:
@@ -46,9 +51,11 @@ class _Flow:
                 raise ConnectionResetError(self.error)
             if self.ended:
                 return b""
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-        return self._unqueue()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        data = self._unqueue()
+        self._unread = self._unread and bool(self.chunks)
+        return data
 
     async def drain(self) -> None:
         while self.pending():
@@ -70,29 +77,36 @@ class _Flow:
         self.wake()
 
     def wake(self) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None and not reader.done():
-            reader.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        elif self.reader is not None:
+            self.reader.left()
 
     def _arrived(self) -> None:
-        if self.take is None:
+        if self._unread or (self.take is None and self.reader is None):
+            self._unread = bool(self.chunks)
             self.wake()
         elif self._tapping is None:  # a turn later, as with a socket: not within the writer's call
             self._tapping = asyncio.get_running_loop().call_soon(self._tap)
 
     def _tap(self) -> None:
         self._tapping = None
-        while self.chunks and self.take is not None and self._waits():
-            left = self.take(self._unqueue())
+        while self.chunks and not self._unread and (take := self._taker()) is not None:
+            left = take(self._unqueue())
             if left and not self._cut:
                 self.chunks.appendleft(left)
                 self.size += len(left)
                 break
+        self._unread = bool(self.chunks)
         if self.chunks or self.ended:
             self.wake()
 
-    def _waits(self) -> bool:
-        return self._reader is not None and not self._reader.done()
+    def _taker(self) -> Take | None:
+        if self.reader is not None:
+            return self.reader.take
+        waits = self._waiter is not None and not self._waiter.done()
+        return self.take if waits else None
 
     def _unqueue(self) -> bytes:
         """Up to INBOX bytes; a longer chunk is split."""
@@ -133,6 +147,12 @@ class MemoryConnection:
 
     def tap(self, take: Take | None) -> None:
         self._incoming.take = take
+
+    def attach(self, reader: Reader | None) -> None:
+        self._incoming.reader = reader
+
+    def has_unread(self) -> bool:
+        return self._closing or bool(self._incoming.chunks) or self._incoming.ended
 
     def write(self, data: bytes) -> None:
         if not self._closing:

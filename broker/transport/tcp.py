@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from broker.transport.base import CHUNK, Peer, Take
+from broker.transport.base import CHUNK, Peer, Reader, Take
 
 
 class TcpConnection(asyncio.BufferedProtocol):
@@ -18,7 +18,7 @@ class TcpConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_buffer", "_chunks", "_closing", "_drained", "_eof", "_error", "_gone", "_linger", "_loop",
-        "_lost", "_paused", "_sink", "_take", "_timer", "_transport", "_unread", "_waiter", "peer",
+        "_lost", "_paused", "_reader", "_sink", "_take", "_timer", "_transport", "_unread", "_waiter", "peer",
     )  # fmt: skip
 
     def __init__(self, buffer: memoryview, linger: float, peer: Peer) -> None:
@@ -37,6 +37,7 @@ class TcpConnection(asyncio.BufferedProtocol):
         self._error: Exception | None = None
         self._sink: Callable[[bytes], None] | None = None
         self._take: Take | None = None
+        self._reader: Reader | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._drained: asyncio.Event | None = None  # these two exist only while somebody waits
         self._gone: asyncio.Event | None = None
@@ -45,7 +46,7 @@ class TcpConnection(asyncio.BufferedProtocol):
     # What the Connection is asked
 
     async def read(self) -> bytes:
-        if not self._chunks and not (self._eof or self._closing or self._sink is not None):
+        if not self.has_unread():
             self._waiter = self._loop.create_future()
             await self._waiter
         if self._chunks:
@@ -56,6 +57,12 @@ class TcpConnection(asyncio.BufferedProtocol):
 
     def tap(self, take: Take | None) -> None:
         self._take = take
+
+    def attach(self, reader: Reader | None) -> None:
+        self._reader = reader
+
+    def has_unread(self) -> bool:
+        return bool(self._chunks) or self._eof or self._closing or self._sink is not None
 
     def write(self, data: bytes) -> None:
         transport = self._transport
@@ -150,6 +157,8 @@ class TcpConnection(asyncio.BufferedProtocol):
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+        elif self._reader is not None:
+            self._reader.left()
 
     def _tell_drained(self) -> None:
         drained, self._drained = self._drained, None
@@ -172,8 +181,11 @@ class TcpConnection(asyncio.BufferedProtocol):
         if self._sink is not None:
             self._sink(data)
             return
-        if self._take is not None and not self._chunks and self._waits():
-            data = self._take(data)
+        if not self._chunks:
+            if self._reader is not None:
+                data = self._reader.take(data)
+            elif self._take is not None and self._waits():
+                data = self._take(data)
             if not data or self._closing:
                 return
         self._chunks.append(data)

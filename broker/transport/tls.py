@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from broker.errors import ConfigError
-from broker.transport.base import CHUNK, RawConnection, Take
+from broker.transport.base import CHUNK, RawConnection, Reader, Take
 
 RECORD = 16 * 1024  # bytes, the most that one TLS record carries
 
@@ -132,6 +132,7 @@ class TlsConnection:
         self._ended = False  # the peer sent close_notify
         self._closing = False
         self._take: Take | None = None
+        self._reader: Reader | None = None
         self._left = b""  # what *take* left of what was decrypted
         self._failure: ssl.SSLError | None = None  # what `read` has to tell
 
@@ -171,13 +172,28 @@ class TlsConnection:
 
     def tap(self, take: Take | None) -> None:
         self._take = take
-        self._raw.tap(None if take is None else self._receive)
+        self._raw.tap(None if take is None else self.take)
 
-    def _receive(self, chunk: bytes) -> bytes:
-        """The tap of the raw connection: decrypt here, and wake `read` only if something is left for it."""
+    def attach(self, reader: Reader | None) -> None:
+        self._reader = reader
+        self._raw.attach(None if reader is None else self)
+
+    def has_unread(self) -> bool:
+        inside = self._incoming.pending or self._tls.pending()  # perhaps not yet a whole record
+        return bool(self._left or inside) or self._ended or self._closing or self._raw.has_unread()
+
+    def left(self) -> None:
+        if self._reader is not None:
+            self._reader.left()
+
+    def take(self, chunk: bytes) -> bytes:
+        """What the raw connection has: decrypt it here, and wake `read` only if something is left for it."""
+        if self._left:
+            return chunk
         self._incoming.write(chunk)
         while not self._closing and (plain := self._decrypt()):
-            self._left = plain if self._take is None else self._take(plain)
+            take = self._reader.take if self._reader is not None else self._take
+            self._left = plain if take is None else take(plain)
             if self._left:
                 break
         if self._left or self._ended:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from urllib.parse import urlsplit
 
-from broker.transport.base import Connection, RawConnection, Take, TransportOptions
+from broker.transport.base import Connection, RawConnection, Reader, Take, TransportOptions
 from broker.transport.frames import (
     Binary,
     Close,
@@ -196,6 +196,7 @@ class WebSocketConnection:
         self._closed = False  # by close() or abort()
         self._timer: asyncio.TimerHandle | None = None
         self._take: Take | None = None
+        self._reader: Reader | None = None
 
     async def read(self) -> bytes:
         while not self._closed:
@@ -213,13 +214,27 @@ class WebSocketConnection:
 
     def tap(self, take: Take | None) -> None:
         self._take = take
-        self._raw.tap(None if take is None else self._receive)
+        self._raw.tap(None if take is None else self.take)
 
-    def _receive(self, data: bytes) -> bytes:
-        """The tap of the raw connection: take the frames off here, and wake `read` if anything is left."""
+    def attach(self, reader: Reader | None) -> None:
+        self._reader = reader
+        self._raw.attach(None if reader is None else self)
+
+    def has_unread(self) -> bool:
+        return bool(self._payload or self._rest) or self._ended or self._closed or self._raw.has_unread()
+
+    def left(self) -> None:
+        if self._reader is not None:
+            self._reader.left()
+
+    def take(self, data: bytes) -> bytes:
+        """What the raw connection has: take the frames off here, and wake `read` if anything is left."""
+        if self._payload or self._rest:
+            return data
         self._feed(data)
-        if self._payload and self._take is not None and not self._closed:
-            left = self._take(self._unqueue())
+        take = self._reader.take if self._reader is not None else self._take
+        if self._payload and take is not None and not self._closed:
+            left = take(self._unqueue())
             if left:
                 self._payload.append(left)
         if self._payload:

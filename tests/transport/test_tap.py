@@ -1,4 +1,4 @@
-"""The tap of every kind of Connection: who gets what arrives, in which order, and when that ends."""
+"""Taps and Readers of every kind of Connection: who gets what arrives, in which order, and when that ends."""
 
 from __future__ import annotations
 
@@ -341,3 +341,111 @@ async def test_a_tap_that_is_taken_off_within_the_call(lines: Lines) -> None:
             assert len(tap.taken) == 1
             assert taken + read + await read_size(connection, len(whole) - len(taken) - len(read)) == whole
             await sending
+
+
+# Readers
+
+
+@dataclass
+class Seldom:
+    """A Reader with a task only while there is something to read, as an MQTT client may be."""
+
+    connection: Connection
+    leave: Callable[[bytes], bytes] = lambda data: b""
+    seen: list[bytes] = field(default_factory=list)  # taken or read, in order
+    reads: int = 0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    failure: ConnectionError | None = None
+    task: asyncio.Task[None] | None = None
+
+    def take(self, data: bytes) -> bytes:
+        if self.task is not None:
+            return data
+        left = self.leave(data)
+        self.seen.append(data[: len(data) - len(left)])
+        return left
+
+    def left(self) -> None:
+        if self.task is None:
+            self.task = asyncio.create_task(self.work())
+
+    async def work(self) -> None:
+        await turns(1)
+        try:
+            while self.connection.has_unread() and not self.ended.is_set():
+                data = await self.connection.read()
+                self.reads += bool(data)
+                self.seen.append(data)
+                if not data:
+                    self.ended.set()
+                await turns(1)
+        except ConnectionError as error:
+            self.failure = error
+            self.ended.set()
+        self.task = None
+
+    async def has(self, data: bytes) -> None:
+        for _ in range(5000):
+            if b"".join(self.seen) == data:
+                return
+            await asyncio.sleep(0.001)
+        raise AssertionError(self.seen)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@run
+async def test_a_reader_needs_no_task(lines: Lines, kind: str) -> None:
+    async with lines.open(kind, linger=0.1) as (connection, line):
+        reader = Seldom(connection)
+        connection.attach(reader)
+        await line.send(b"one")
+        await reader.has(b"one")
+        assert reader.task is None
+        assert not connection.has_unread()
+        reader.leave = lambda data: data[1:]
+        await line.send(b"two")
+        await reader.has(b"onetwo")
+        await turns(5)
+        assert (reader.reads, reader.task) == (1, None)
+        reader.leave = lambda data: b""
+        await line.send(b"three")
+        await reader.has(b"onetwothree")
+        assert reader.reads == 1
+        line.end()
+        await asyncio.wait_for(reader.ended.wait(), 5)
+        assert reader.failure is None
+        assert connection.has_unread()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@run
+async def test_a_reader_has_everything_in_order(lines: Lines, kind: str) -> None:
+    chance = random.Random(8)
+    sent = [os.urandom(chance.choice((1, 30, 400, 20_000))) for _ in range(150)]
+    async with lines.open(kind) as (connection, line):
+        reader = Seldom(connection, lambda data: data[chance.choice((0, len(data) // 2, len(data))) :])
+        connection.attach(reader)
+        for data in sent:
+            await line.send(data)
+            await turns(chance.choice((0, 0, 3)))
+        await reader.has(b"".join(sent))
+        assert reader.reads > 0
+
+
+@pytest.mark.parametrize("end", ["close", "abort", "reset"])
+@pytest.mark.parametrize("kind", KINDS)
+@run
+async def test_a_reader_is_told_of_the_end(lines: Lines, kind: str, end: str) -> None:
+    async with lines.open(kind, linger=0.1) as (connection, line):
+        reader = Seldom(connection)
+        connection.attach(reader)
+        if end != "reset":
+            getattr(connection, end)()
+        elif line.sock is not None:
+            line.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            line.sock.close()
+        elif line.memory is not None:
+            line.memory.abort()
+        await asyncio.wait_for(reader.ended.wait(), 5)
+        if kind != "unix":  # which knows no reset
+            assert (reader.failure is not None) == (end == "reset")
