@@ -210,7 +210,7 @@ def run(
 def one(
     program: str, contender: Contender, scenario: Scenario, secs: float, ports: Iterator[int]
 ) -> dict[str, Any] | None:
-    """What the generator says, with _cpu, _peak and _error; None if this broker has no part in the scenario."""
+    """What the generator says, with _cpu, _peak and _error; None if this broker takes no part."""
     started = contender.start(scenario)
     if started is None:
         return None
