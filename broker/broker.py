@@ -28,9 +28,10 @@ from broker.gateway.local import LocalSubscription
 from broker.handle.deadlines import check_deadlines
 from broker.handle.disconnect import after_restart, due_work, end_session, serve_client
 from broker.handle.dispatch import dispatcher
-from broker.handle.publish import check_store, not_stored, set_expiry
+from broker.handle.publish import check_publish_topic, check_store, not_stored, set_expiry
 from broker.hook.base import HookBase
 from broker.hook.stats import Stats, sys_values
+from broker.lane.lane import Lane
 from broker.packet.message import Message, travelling
 from broker.packet.packets import NO_PROPERTIES, Properties
 from broker.packet.properties import Place, property_block
@@ -482,6 +483,8 @@ async def _until(tasks: set[asyncio.Task[None]], ends: float) -> None:
 
 def _client_terms(core: Core) -> ClientTerms:
     strict = core.config.protocol.disallowed_code_points == "reject"
+    names = TopicNames(strict)
+    lane = Lane(core, names, check_publish_topic)
     return ClientTerms(
         limits=core.config.limits,
         protocol=core.config.protocol,
@@ -489,8 +492,9 @@ def _client_terms(core: Core) -> ClientTerms:
         stats=core.stats,
         budget=core.budget,
         journal=core.journal,
-        names=TopicNames(strict),
+        names=names,
         dropped=core.dropped,
         dispatch=dispatcher(core),
+        lane=lane.take if lane.open and core.config.capacity.fast_lane else None,
         not_stored=partial(not_stored, core),
     )

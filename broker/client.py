@@ -52,7 +52,8 @@ class ClientTerms(WriteTerms):
     protocol: Protocol
     names: TopicNames
     dropped: Callable[[str, Message | None, str], None]
-    dispatch: Callable[[Client, Packet], Awaitable[None]]
+    dispatch: Callable[[Client, Packet], Awaitable[None] | None]
+    lane: Callable[[Client, bytes], bytes] | None = None  # the fast lane: gives what it does not take
     not_stored: Callable[[Client, bytes, Any, Exception], bytes | None]  # what an acknowledgement becomes
 
 
@@ -66,39 +67,12 @@ class Client:
     """
 
     __slots__ = (
-        "_careful",
-        "_connection",
-        "_partial_counted",
-        "_task",
-        "_terms",
-        "_writer",
-        "accepted_at",
-        "aliases",
-        "bridge",
-        "connect_expiry_interval",
-        "counted_user",
-        "dropped",
-        "ending",
-        "epoch",
-        "exchange",
-        "greeting",
-        "handling",
-        "info",
-        "keep_alive",
-        "last_packet_at",
-        "leaving",
-        "maximum_packet_size",
-        "normal",
-        "outbound",
-        "outbound_aliases",
-        "partial_since",
-        "phase",
-        "problem_information",
-        "reader",
-        "receiving",
-        "session",
-        "version",
-    )
+        "_connection", "_partial_counted", "_task", "_terms", "_writer", "accepted_at", "aliases", "bridge",
+        "careful", "connect_expiry_interval", "counted_user", "dropped", "ending", "epoch", "exchange",
+        "greeting", "handling", "info", "keep_alive", "last_packet_at", "leaving", "maximum_packet_size",
+        "normal", "outbound", "outbound_aliases", "partial_since", "phase", "problem_information", "reader",
+        "receiving", "session", "version",
+    )  # fmt: skip
 
     def __init__(self, connection: Connection, terms: ClientTerms) -> None:
         peer = connection.peer
@@ -107,7 +81,7 @@ class Client:
         self.outbound = Outbound(connection, terms, self)
         self._writer: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
-        self._careful = False  # a Maximum Packet Size or Topic Aliases: no frame fits all
+        self.careful = False  # a Maximum Packet Size or Topic Aliases: no frame fits all
         self.phase = Phase.NEW
         self.ending: MqttError | None = None
         self.normal = False  # the client said DISCONNECT 0x00
@@ -156,7 +130,7 @@ class Client:
         self.maximum_packet_size = maximum_packet_size
         allowed = min(topic_alias_maximum, self._terms.limits.outbound_topic_alias_maximum)
         self.outbound_aliases = OutboundAliases(allowed) if allowed else None
-        self._careful = allowed > 0 or maximum_packet_size is not None
+        self.careful = allowed > 0 or maximum_packet_size is not None
 
     # ---- the life of the connection
 
@@ -182,6 +156,7 @@ class Client:
             self._task = None
             if self._writer is not None:
                 self._writer.cancel()
+            self._connection.tap(None)
             self._close()
 
     async def read_loop(self) -> None:
@@ -191,7 +166,9 @@ class Client:
         """
         connection, reader, terms = self._connection, self.reader, self._terms
         stats, dispatch = terms.stats, terms.dispatch
+        take = self._take if terms.lane is not None else None
         packet: Packet | None
+        connection.tap(take)
         while self.ending is None:
             data = await connection.read()
             if not data:
@@ -199,13 +176,15 @@ class Client:
                 return
             stats.bytes_received += len(data)
             turn_ends, progressed = turn_end(stats), False
-            for packets in reader.parts(data):
+            for packets in reader.parts(data, take):
                 stats.messages_received += len(packets)
                 self.handling = progressed = True
                 if self._partial_counted:
                     self._count_partial(0)  # it is whole: whoever keeps it counts it
                 for packet in packets:
-                    await dispatch(self, packet)
+                    waits = dispatch(self, packet)
+                    if waits is not None:
+                        await waits
                     if self.ending is not None:
                         return
                     if monotonic() > turn_ends:
@@ -217,11 +196,23 @@ class Client:
             if reader.error is not None:
                 raise reader.error
             del data
-            self._note_partial(progressed)
+            self.note_partial(progressed)
             if self.outbound.swamped:
                 await self._until_taken()
 
-    def _note_partial(self, progressed: bool) -> None:
+    def _take(self, data: bytes) -> bytes:
+        """What came, or the rest of it: the fast lane takes what it can. See Connection.tap."""
+        assert self._terms.lane is not None
+        try:
+            rest = self._terms.lane(self, data)
+        except Exception as error:
+            self.fail_inside(error, "fast lane")
+            return b""
+        self._terms.stats.bytes_received += len(data) - len(rest)  # the read loop counts what it gets
+        return rest
+
+    def note_partial(self, progressed: bool) -> None:
+        """What came was read as far as it is whole; *progressed* says that some was. Raises QuotaExceeded."""
         held, budget = self.reader.partial, self._terms.budget
         if not held:
             self.partial_since = None
@@ -347,7 +338,9 @@ class Client:
             reason = "outbound_full" if outbound.full else "memory"
             self._terms.dropped(self.info.client_id, message, reason)
             return False
-        if identifiers or dup or self._careful or message.expires_at is not None:
+        if message.expires_at is not None:
+            message.count_down(self._terms.clock())  # the frame says what is left, for all in this second
+        if identifiers or dup or self.careful:
             data = self._encode(message, qos, retain, identifiers, packet_id, dup)
             if data is None:
                 self._terms.dropped(self.info.client_id, message, "packet_too_large")
@@ -484,8 +477,12 @@ class Client:
             self.write_failed(error)
 
     def write_failed(self, error: Exception) -> None:
+        self.fail_inside(error, "write loop")
+
+    def fail_inside(self, error: Exception, where: str) -> None:
+        """A bug of ours, outside of the read loop: it costs this client its connection."""
         log.error("client %r from %s: unexpected error", self.client_id, self.info.address, exc_info=error)
-        self.abort(MqttError(f"unexpected error in the write loop: {error}"))
+        self.abort(MqttError(f"unexpected error in the {where}: {error}"))
         self.cancel()
 
     def refused(self, acknowledgement: bytes, about: Any, failure: Exception) -> bytes | None:

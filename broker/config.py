@@ -127,7 +127,7 @@ class Limits(Section):
     maximum_takeovers: Count = 15  # of one ClientID in `takeover_period`, then newcomers wait; 0: no limit
     takeover_period: Timeout = 60.0  # seconds
 
-    outbound_receive_maximum: PositiveUInt16 = 1024  # unacknowledged QoS 1 and 2 PUBLISH to a client
+    outbound_receive_maximum: PositiveUInt16 = 10_000  # unacknowledged QoS 1 and 2 PUBLISH to a client
     outbound_topic_alias_maximum: UInt16 = 64  # aliases we set toward a client that allows them
     maximum_outbound_packets: Positive = 256  # packets waiting for a socket that takes no more
     maximum_outbound_bytes: Positive = 4 * MIB  # bytes waiting for a socket
@@ -155,6 +155,7 @@ class Capacity(Section):
     maximum_retained_bytes: Positive = 256 * MIB
     maximum_bytes: Positive = 1024 * MIB  # queued, in flight, retained and outbound together
     hook_timeout: Timeout = 10.0  # seconds for one call of a hook's coroutine
+    fast_lane: bool = True  # serve runs of plain packets at once; the broker does the same without, slower
     grace_time: Interval = 5.0  # seconds that stop() lets clients take what is queued
     sweep_interval: Annotated[float, Between(0, 60)] = 0.25  # seconds between looks at deadlines; 0: none
     sys_interval: Interval = 10.0  # seconds between two issues of `$SYS`; 0: on demand only

@@ -154,11 +154,11 @@ class Outbound:
         elif self._bytes > BURST:
             self.flush()
 
-    def put_control(self, data: bytes) -> None:
-        """Take a packet that is never dropped for data."""
+    def put_control(self, data: bytes, count: int = 1) -> None:
+        """Take a packet that is never dropped for data, or *count* of them in one."""
         if self.blocked:
             self._control_bytes += len(data)
-        self.put(data)
+        self.put(data, count)
 
     def _count_blocked(self, size: int) -> None:
         limits = self._terms.limits

@@ -17,15 +17,25 @@ class Wire:
         self.stuck = False
         self.held = 0  # bytes pending
         self.closed = self.aborted = 0  # how often
+        self.first: Callable[[bytes], bytes] | None = None  # see Connection.tap
         self.incoming: asyncio.Queue[bytes | Exception] = asyncio.Queue()
         self._drained = asyncio.Event()
         self._gone = asyncio.Event()
 
     async def read(self) -> bytes:
-        data = b"" if self.closed or self.aborted else await self.incoming.get()
-        if isinstance(data, Exception):
-            raise data
-        return data
+        while not (self.closed or self.aborted):
+            data = await self.incoming.get()
+            if isinstance(data, Exception):
+                raise data
+            if data and self.first is not None:
+                data = self.first(data)
+                if not data:
+                    continue
+            return data
+        return b""
+
+    def tap(self, take: Callable[[bytes], bytes] | None) -> None:
+        self.first = take
 
     def write(self, data: bytes) -> None:
         if self.closed or self.aborted:

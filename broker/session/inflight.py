@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import chain, islice
+from operator import attrgetter
 from typing import Any
 
 from broker.errors import ProtocolError
-from broker.packet.enums import PacketType
+from broker.packet.enums import PacketType, Version
 from broker.packet.message import Message
+from broker.packet.packets import Publish
+from broker.packet.reader import PacketReader
 
 LAST_IDENTIFIER = 65535
 
@@ -55,6 +60,7 @@ class Delivery:
     record: Any = None
     row: int = 0
     batch: int = 0
+    number: int = 0  # of all that its session was ever sent
 
     def revoke(self) -> None:
         """The store has refused its message: it is not delivered, unless it was sent already."""
@@ -62,17 +68,51 @@ class Delivery:
             self.record.session.revoke(self)
 
 
+class SentRun:
+    """QoS 1 messages that the fast lane sent together: their PUBLISH packets, some acknowledged already.
+
+    Those that are left have the identifiers from *first* on and take *cost* of the byte budget.
+    """
+
+    __slots__ = ("client_id", "cost", "count", "done", "first", "five", "number", "packets")
+
+    def __init__(self, first: int, count: int, packets: bytes, cost: int, client_id: str, five: bool) -> None:
+        self.first = first
+        self.count = count
+        self.done = 0  # packets at the beginning that were acknowledged
+        self.packets = packets
+        self.cost = cost
+        self.client_id = client_id
+        self.five = five
+        self.number = 0  # of the first, as in Delivery
+
+    def deliveries(self) -> Iterator[Delivery]:
+        """Those that are left, as the readable lane knows them."""
+        reader = PacketReader(from_client=False)
+        reader.version = Version.MQTT_5 if self.five else Version.MQTT_3_1_1
+        sent = (packet for packet in reader.feed(self.packets) if isinstance(packet, Publish))
+        for number, packet in enumerate(islice(sent, self.done, None), self.number):
+            message = Message(packet.topic_name, packet.payload, 1, client_id=self.client_id)
+            delivery = Delivery(message, 1, False, packet_id=packet.packet_id, counted=True, number=number)
+            delivery.state = State.WAIT_PUBACK
+            yield delivery
+
+
 class Inflight:
     """Outbound messages that were sent and not completed, by Packet Identifier.
 
     The table keeps the order of the first sending and outlives connections; `window` and `used`
     belong to the current connection [MQTT5 4.9]. Inbound QoS 2 messages are in `held` from
-    PUBLISH to PUBREL.
+    PUBLISH to PUBREL. What the fast lane sent is in `runs` until something has to be known of one of
+    its messages: `thaw` makes entries of them.
     """
 
-    __slots__ = ("_last", "entries", "held", "resend", "used", "window")
+    __slots__ = ("_last", "_started", "_unused_to", "entries", "held", "resend", "runs", "used", "window")
 
     def __init__(self) -> None:
+        self.runs: deque[SentRun] | None = None
+        self._started = 0  # messages that were ever sent
+        self._unused_to = 0  # no identifier between _last and this one is in use
         self.entries: dict[int, Delivery] = {}
         self.held: dict[int, Message] = {}
         self.resend: deque[Delivery] = deque()  # of an earlier connection, not sent on this one yet
@@ -84,6 +124,7 @@ class Inflight:
         """A delivery that was sent before a restart, in the order of the first sending."""
         self.entries[delivery.packet_id] = delivery
         self._last = delivery.packet_id
+        delivery.number = self._started = self._started + 1
 
     def open(self, window: int) -> None:
         """A new connection: its quota starts afresh, and all that is unfinished is to be sent again."""
@@ -107,12 +148,72 @@ class Inflight:
         """Give *delivery* an unused Packet Identifier and a slot. Needs `room`."""
         entries = self.entries
         packet_id = self._last % LAST_IDENTIFIER + 1
-        while packet_id in entries:
+        while packet_id in entries or (self.runs and self._in_run(packet_id)):
             packet_id = packet_id % LAST_IDENTIFIER + 1
+        if packet_id <= self._last:
+            self._unused_to = 0
         self._last = delivery.packet_id = packet_id
+        delivery.number = self._started = self._started + 1
         delivery.state = State.WAIT_PUBACK if delivery.qos == 1 else State.WAIT_PUBREC
         entries[packet_id] = delivery
         self.count(delivery)
+
+    # ---- runs of the fast lane
+
+    def count_unused(self) -> int:
+        """How many identifiers in a row nobody uses, from the one on that `next_unused` gives."""
+        if self._last >= LAST_IDENTIFIER:
+            self._last = self._unused_to = 0
+        if self._last + 1 >= self._unused_to:
+            runs = (run.first for run in self.runs or ())
+            used = (packet_id for packet_id in chain(self.entries, runs) if packet_id > self._last)
+            self._unused_to = min(used, default=LAST_IDENTIFIER + 1)
+        return self._unused_to - self._last - 1
+
+    def next_unused(self) -> int:
+        """The identifier after the last one; see `count_unused`."""
+        return self._last + 1
+
+    def add_run(self, run: SentRun) -> None:
+        """*run* was sent now, with identifiers from `unused`."""
+        if self.runs is None:
+            self.runs = deque()
+        self.runs.append(run)
+        run.number = self._started + 1
+        self._started += run.count
+        self._last = run.first + run.count - 1
+        self.used += run.count
+
+    def acknowledge_run(self, count: int) -> int:
+        """The first *count* messages of the oldest run are done; gives what they took of the byte budget."""
+        assert self.runs
+        run = self.runs[0]
+        self.used -= count
+        if count == run.count:
+            self.runs.popleft()
+            return run.cost
+        given = run.cost * count // run.count
+        run.first += count
+        run.number += count
+        run.count -= count
+        run.done += count
+        run.cost -= given
+        return given
+
+    def thaw(self) -> tuple[list[Delivery], int]:
+        """Make entries of all runs, in the order of sending; gives them, and the bytes that the runs took."""
+        thawed: list[Delivery] = []
+        cost = 0
+        while self.runs:
+            run = self.runs.popleft()
+            cost += run.cost
+            thawed += run.deliveries()
+        ordered = sorted(chain(self.entries.values(), thawed), key=attrgetter("number"))
+        self.entries = {delivery.packet_id: delivery for delivery in ordered}
+        return thawed, cost
+
+    def _in_run(self, packet_id: int) -> bool:
+        return any(run.first <= packet_id < run.first + run.count for run in self.runs or ())
 
     def take_released(self) -> list[Delivery]:
         """Remove those that only need their PUBREL again from what is to be resent: it waits for no slot."""

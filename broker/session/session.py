@@ -7,7 +7,7 @@ from collections import deque
 from broker.packet.enums import PacketType, Version
 from broker.packet.message import Message
 from broker.packet.packets import Pubrel
-from broker.session.inflight import Delivery, Inflight, State
+from broker.session.inflight import Delivery, Inflight, SentRun, State
 from broker.session.terms import Link, Recorder, Terms
 from broker.session.will import NEVER, PendingWill
 from broker.topic.shared import Turn
@@ -28,29 +28,10 @@ class Session:
     """
 
     __slots__ = (
-        "bytes",
-        "client_id",
-        "disconnect_slow",
-        "ends_at",
-        "epoch",
-        "expiry_interval",
-        "fixed_bytes",
-        "inflight",
-        "info",
-        "keeps_retain",
-        "link",
-        "queue",
-        "queue_expires_at",
-        "queued_qos_0",
-        "recorder",
-        "state",
-        "subscriptions",
-        "terms",
-        "user_name",
-        "version",
-        "will",
-        "will_due",
-    )
+        "bytes", "client_id", "disconnect_slow", "ends_at", "epoch", "expiry_interval", "fixed_bytes",
+        "inflight", "info", "keeps_retain", "link", "queue", "queue_expires_at", "queued_qos_0", "recorder",
+        "state", "subscriptions", "terms", "user_name", "version", "will", "will_due",
+    )  # fmt: skip
 
     def __init__(self, client_id: str, terms: Terms) -> None:
         self.client_id = client_id
@@ -92,6 +73,8 @@ class Session:
         self.link = link
         self.disconnect_slow = False  # a queue that filled up while nobody was connected
         self.ends_at = self.will_due = NEVER
+        self.terms.attached += 1
+        self.thaw()
         self.inflight.open(window)
         self.note()
         return self.epoch
@@ -331,14 +314,9 @@ class Session:
             return False
         inflight.resend.popleft()
         inflight.count(delivery)
+        retain, after = self._retain(delivery), self._unstored(delivery)
         if not link.publish(
-            delivery.message,
-            delivery.qos,
-            self._retain(delivery),
-            delivery.identifiers,
-            delivery.packet_id,
-            True,
-            self._unstored(delivery),
+            delivery.message, delivery.qos, retain, delivery.identifiers, delivery.packet_id, True, after
         ):
             inflight.finish(delivery)
             self._release(delivery)
@@ -348,6 +326,8 @@ class Session:
 
     def acknowledge(self, packet_id: int, packet: PacketType, reason_code: int) -> Delivery | None:
         """PUBACK, PUBREC or PUBCOMP from the client. See Inflight.acknowledge."""
+        if packet_id not in self.inflight.entries:
+            self.thaw()
         delivery = self.inflight.acknowledge(packet_id, packet, reason_code)
         if delivery is not None and delivery.state is State.DONE:
             self._release(delivery)
@@ -356,6 +336,26 @@ class Session:
         elif delivery is not None:
             self._stepped(delivery)
         return delivery
+
+    # ---- what the fast lane sends
+
+    def send_run(self, run: SentRun) -> None:
+        """*run* is on its way, in its place behind all that was sent."""
+        self.bytes += run.cost
+        self.terms.budget.take_anyway(run.cost)
+        self.inflight.add_run(run)
+
+    def acknowledge_run(self, count: int) -> None:
+        """PUBACK for the first *count* messages of the oldest run."""
+        self._give(self.inflight.acknowledge_run(count))
+        if self.queue or self.inflight.resend:
+            self.pump()
+
+    def thaw(self) -> None:
+        """Something has to be known of single messages: runs become deliveries."""
+        if self.inflight.runs:
+            thawed, cost = self.inflight.thaw()
+            self._give(cost - sum(each.message.size + self.terms.overhead for each in thawed))
 
     # ---- QoS 2 of the client: held from PUBLISH to PUBREL
 
@@ -466,6 +466,7 @@ class Session:
 
     def clear(self) -> None:
         """Give back all that is held for this session, but a pending will."""
+        self.thaw()
         for delivery in (*self.queue, *self.inflight.entries.values()):
             self._release(delivery)
         for packet_id in tuple(self.inflight.held):

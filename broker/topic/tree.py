@@ -16,7 +16,7 @@ __all__ = ["Route", "Subscriber", "Subscription", "SubscriptionTree"]
 S = TypeVar("S", bound=Subscriber)
 Pair = Any  # (S, Subscription), passed on as it is: compiled code makes a new tuple where it knows the types
 
-CACHED_NAMES = 8192  # Topic Names whose Route is remembered
+CACHED_NAMES = 16_384  # Topic Names whose Route is remembered
 CACHED_NAME_LENGTH = 1024  # characters; longer names are matched each time
 CACHED_SUBSCRIPTIONS = 1 << 18  # in all remembered Routes together
 SCANNED_NAMES = 512  # up to so many are looked through when a wildcard filter changes

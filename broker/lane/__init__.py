@@ -1,0 +1,1 @@
+"""The fast lane: packets for which every decision is made already; see lane.py."""

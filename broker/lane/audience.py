@@ -1,0 +1,105 @@
+"""Who gets the messages of a Topic Name, as far as the fast lane can serve them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from broker.client import Client
+from broker.packet.enums import Version
+from broker.session.session import Session
+from broker.topic.subscription import Subscription
+
+
+class Member:
+    """A session, the connection that it had then, and what was collected for it of one read."""
+
+    __slots__ = ("collects", "five", "link", "outbound", "parts", "session")
+
+    def __init__(self, session: Session, link: Client) -> None:
+        self.session = session
+        self.link = link
+        self.outbound = link.outbound
+        self.five = link.version is Version.MQTT_5
+        self.parts: list[bytes] = []  # QoS 0 packets
+        self.collects = False  # it was found to be ready in this read
+
+    @property
+    def ready(self) -> bool:
+        """Whether a packet may be put into its outbound without asking anybody."""
+        session, outbound = self.session, self.outbound
+        return session.link is self.link and not (outbound.blocked or session.queued_qos_0)
+
+    def hand_over(self) -> None:
+        """The QoS 0 packets that were collected are to be sent; whoever collected them counts them."""
+        parts = self.parts
+        self.collects = False
+        if parts:
+            packets = parts[0] if len(parts) == 1 else b"".join(parts)
+            parts.clear()
+            self.outbound.put(packets, 0)
+
+    def room(self, size: int) -> int:
+        """How many QoS 1 messages, *size* bytes in all, it can be sent at once without telling a store."""
+        session = self.session
+        inflight = session.inflight
+        if session.queue or inflight.resend or session.state is not None or self.outbound.gate:
+            return 0
+        if session.bytes + size > session.terms.maximum_queued_bytes:
+            return 0
+        return min(inflight.window - inflight.used, inflight.count_unused())
+
+
+class Audience:
+    """Who gets the messages of some topics that come from a 5.0 client, or from another, in QoS 0.
+
+    *same* take packets as they came, *rewritten* in the form of the other version.
+    """
+
+    __slots__ = ("members", "read", "rewritten", "same", "size")
+
+    def __init__(self, members: Iterable[Member], five: bool) -> None:
+        self.members = tuple(members)
+        self.size = len(self.members)
+        self.same = tuple(member.parts.append for member in self.members if member.five == five)
+        self.rewritten = tuple(member.parts.append for member in self.members if member.five != five)
+        self.read = 0  # the last read in which all of them were found to be ready
+
+
+class Audience1:
+    """The same for QoS 1, and what was collected for it of one read.
+
+    *numbered* get QoS 1, *lowered* QoS 0. *alone*: no member belongs to another audience, so that it does
+    not matter which of them is served first.
+    """
+
+    __slots__ = ("alone", "heads", "lowered", "members", "numbered", "room", "tails")
+
+    def __init__(self, members: Iterable[tuple[Member, int]]) -> None:
+        pairs = tuple(members)
+        self.members = tuple(member for member, _ in pairs)
+        self.numbered = tuple(member for member, qos in pairs if qos)
+        self.lowered = tuple(member for member, qos in pairs if not qos)
+        self.alone = True
+        self.heads: list[bytes] = []  # of packets, up to the identifier
+        self.tails: list[bytes] = []  # what is behind it
+        self.room = 0  # for more of them
+
+    def opens(self, size: int) -> bool:
+        """Whether packets of a read, *size* bytes at most, may be collected now."""
+        for member in self.members:
+            if not member.ready:
+                return False
+        self.room = min((member.room(size) for member in self.numbered), default=size)
+        return self.room > 0
+
+
+def find_links(direct: Iterable[tuple[Any, Subscription]]) -> list[tuple[Session, Client, int]] | None:
+    """Who they are, with the QoS of each; None: for one of them each message needs a decision."""
+    found = []
+    for subscriber, subscription in direct:
+        link = subscriber.link if isinstance(subscriber, Session) else None
+        if not isinstance(link, Client) or link.careful or subscription.identifiers or subscription.no_local:
+            return None
+        found.append((subscriber, link, subscription.qos))
+    return found

@@ -1,0 +1,433 @@
+"""The fast lane: runs of packets for which every decision is made already.
+
+What the readable lane (client.py, handle/, router.py) does for each packet, this does for as many as stand
+in one read: PUBLISH of QoS 0 and 1 without RETAIN, DUP and properties, for connected sessions that have
+room, and the PUBACKs of what it sent. All else is handed back untouched, and so is everything while a hook
+wants to see messages, memory is short, or a store must be told. Without this folder the broker does the
+same, slower: tests/lane compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from broker.client import Client, Phase
+from broker.core import Core
+from broker.errors import MqttError
+from broker.lane.audience import Audience, Audience1, Member, find_links
+from broker.lane.runs import FEW, Run, Stretch, acknowledgements, count_equal, rewrite
+from broker.packet.enums import Version
+from broker.packet.wire import TopicNames
+from broker.session.inflight import SentRun
+from broker.session.session import Session
+
+PUBLISH_0, PUBLISH_1, PUBACK, PINGREQ = 0x30, 0x32, 0x40, 0xC0  # first bytes
+PINGRESP = b"\xd0\0"
+SHORT = 16 * 1024  # bytes: a packet of more is read by the readable lane
+KNOWN = 16_384  # Topic Names whose audience is remembered, for each version and QoS
+LONGEST = 1024  # bytes of such a name
+
+A = TypeVar("A")
+
+class Lane:
+    """One for all clients of a broker; in the event loop's thread."""
+
+    def __init__(self, core: Core, names: TopicNames, check_topic: Callable[[Core, str], None]) -> None:
+        """*names* should be those of the readers; *check_topic* raises MqttError for one not accepted."""
+        limits, hooks = core.config.limits, core.hooks
+        self._core = core
+        self._names = names
+        self._check_topic = check_topic
+        self._generation = -1
+        self._attached = -1
+        self._reads = 0
+        # By Topic Name with its length, for publishers of 3.x and of 5.0; None: hand it back.
+        self._known_0: tuple[dict[bytes, Audience | None], ...] = ({}, {})
+        self._known_1: tuple[dict[bytes, Audience1 | None], ...] = ({}, {})
+        self._members: dict[Session, Member] = {}
+        self._audiences: dict[tuple[tuple[Member, int], ...], Audience1] = {}
+        self._first: dict[Member, Audience1] = {}  # the first audience of each
+        self._overhead = core.sessions.terms.overhead
+        self._most_qos = limits.maximum_qos
+        # What would have to look at every message.
+        watched = hooks.inspects_publish or hooks.checks_delivery or hooks.changes_delivery
+        self.open = not (watched or limits.message_expiry_interval or limits.maximum_packet_size < SHORT)
+
+    def take(self, client: Client, data: bytes) -> bytes:
+        """Serve what can be served of *data*, which *client* sent; gives the rest, from a packet's start on.
+
+        The beginning of a packet that is not whole yet is left with the reader.
+        """
+        core, session, reader = self._core, client.session, client.reader
+        if session is None or client.phase is not Phase.CONNECTED or session.link is not client:
+            return data
+        if client.outbound.blocked or core.budget.low or client.ending is not None:
+            return data
+        if reader.partial:
+            if reader.partial > SHORT:
+                return data
+            data = reader.take_partial() + data
+        if core.tree.generation != self._generation or session.terms.attached != self._attached:
+            self._forget()
+        try:
+            at = self._take(client, data)
+        except BaseException:
+            self._forget()  # what was collected half
+            raise
+        end = len(data)
+        took = at > 0
+        if at < end and _is_begun(data, at):
+            reader.hold(data[at:])
+            at = end
+        if took:
+            client.last_packet_at = core.clock()
+        if took or at == end:
+            client.note_partial(took)
+        return data[at:] if at else data
+
+    def _take(self, client: Client, data: bytes) -> int:
+        """Where the packets end that were served."""
+        at, end = 0, len(data)
+        while at < end:
+            before, first = at, data[at]
+            if first == PUBLISH_0:
+                at = self._take_qos_0(client, data, at)
+            elif first == PUBLISH_1 and self._most_qos > 0:
+                at = self._take_qos_1(client, data, at)
+            elif first == PUBACK:
+                at = self._take_pubacks(client, data, at)
+            elif first == PINGREQ and data[at + 1 : at + 2] == b"\0":
+                client.outbound.put_control(PINGRESP)
+                self._core.stats.messages_received += 1
+                at += 2
+            if at == before:
+                break
+        return at
+
+    def _forget(self) -> None:
+        """Subscriptions or connections have changed."""
+        self._generation = self._core.tree.generation
+        self._attached = self._core.sessions.terms.attached
+        self._known_0 = ({}, {})
+        self._known_1 = ({}, {})
+        self._members.clear()
+        self._audiences.clear()
+        self._first.clear()
+
+    # ---- who gets it
+
+    def _find(self, topic: bytes, five: bool, qos: int) -> list[tuple[Member, int]] | None:
+        """Who gets messages of *topic*, length included, and the QoS; None: this lane is too narrow."""
+        try:
+            topic_name = self._names[topic[2:]]
+            self._check_topic(self._core, topic_name or "$")
+        except MqttError:
+            return None
+        route = self._core.tree.match(topic_name)
+        links = None if route.groups else find_links(route.direct)
+        if links is None or (not links and qos and five):  # then PUBACK says that nobody matched
+            return None
+        members = []
+        for session, link, granted in links:
+            member = self._members.get(session)
+            if member is None:
+                member = self._members[session] = Member(session, link)
+            members.append((member, granted))
+        return members
+
+    def _find_0(self, known: dict[bytes, Audience | None], topic: bytes, five: bool) -> Audience | None:
+        """The Audience of *topic*; None if it is not one of ours."""
+        if topic in known:
+            return known[topic]
+        members = self._find(topic, five, 0)
+        audience = None if members is None else Audience((member for member, _ in members), five)
+        _remember(known, topic, audience)
+        return audience
+
+    def _find_1(self, known: dict[bytes, Audience1 | None], topic: bytes, five: bool) -> Audience1 | None:
+        """The same for QoS 1. Topics with the same members share it."""
+        if topic in known:
+            return known[topic]
+        members = self._find(topic, five, 1)
+        audience = None
+        if members is not None:
+            key = tuple(members)
+            audience = self._audiences.get(key)
+            if audience is None:
+                audience = self._audiences[key] = Audience1(members)
+                for member, _ in members:
+                    other = self._first.setdefault(member, audience)
+                    if other is not audience:
+                        other.alone = audience.alone = False
+        _remember(known, topic, audience)
+        return audience
+
+    # ---- PUBLISH
+
+    def _take_qos_0(self, client: Client, data: bytes, at: int) -> int:
+        """PUBLISH of QoS 0 from *at* on; where what was served ends.
+
+        A hot path, all in one loop: neighbours with the same audience are one slice, and each member gets
+        all that was collected in one piece. benchmarks/lane.py has what it costs.
+        """
+        five = client.version is Version.MQTT_5
+        known = self._known_0[five]
+        audience: Audience | None = None
+        opened: list[Member] = []
+        begin, count, received, sent, size = at, 0, 0, 0, len(data)
+        last_topic, last_length = b"", 0
+        self._reads += 1
+        while at + 4 < size and data[at] == PUBLISH_0:
+            length, start = data[at + 1], at + 2
+            if length > 0x7F:
+                if not 0 < data[at + 2] < 0x80:
+                    break
+                length, start = length & 0x7F | data[at + 2] << 7, at + 3
+            end = start + length
+            topic_end = start + 2 + (data[start] << 8 | data[start + 1])
+            if end > size or topic_end + five > end or (five and data[topic_end]):
+                break
+            topic = data[start:topic_end]
+            if topic != last_topic:
+                found = known.get(topic) or self._find_0(known, topic, five)
+                if found is None or found is not audience:
+                    if audience is not None:
+                        self._collect(audience, data[begin:at], five)
+                        sent += count * audience.size
+                    received += count
+                    begin, count = at, 0
+                    audience = found if found is not None and self._opens(found, opened) else None
+                    if audience is None:
+                        break
+                last_topic = topic
+            elif length == last_length and _repeats(data, at, end):
+                number = count_equal(data, at, end - at, data[at : topic_end + five])
+                count += number
+                at += number * (end - at)
+                last_length = 0
+                if number:
+                    continue
+            last_length = length
+            count += 1
+            at = end
+        if audience is not None:
+            self._collect(audience, data[begin:at], five)
+            sent += count * audience.size
+        for member in opened:
+            member.hand_over()
+        stats = self._core.stats
+        stats.publish_received += received + count
+        stats.messages_received += received + count
+        stats.publish_sent += sent
+        stats.messages_sent += sent
+        return at
+
+    def _opens(self, audience: Audience, opened: list[Member]) -> bool:
+        """Whether all of *audience* can take packets of this read."""
+        if audience.read != self._reads:
+            for member in audience.members:
+                if not member.collects:
+                    if not member.ready:
+                        return False
+                    member.collects = True
+                    opened.append(member)
+            audience.read = self._reads
+        return True
+
+    @staticmethod
+    def _collect(audience: Audience, stretch: bytes, five: bool) -> None:
+        for append in audience.same:
+            append(stretch)
+        if audience.rewritten:
+            other = rewrite(stretch, five, 0, not five, 0)
+            for append in audience.rewritten:
+                append(other)
+
+    def _take_qos_1(self, client: Client, data: bytes, at: int) -> int:
+        """PUBLISH of QoS 1 from *at* on; where what was served, and acknowledged, ends."""
+        session = client.session
+        assert session is not None
+        if session.inflight.held or client.outbound.gate or self._core.journal.failure:
+            return at
+        five = client.version is Version.MQTT_5
+        known = self._known_1[five]
+        audience: Audience1 | None = None
+        opened: list[Audience1] = []
+        identifiers: list[bytes] = []
+        acknowledged: list[bytes] = []
+        size, last_topic, last_length = len(data), b"", 0
+        most = size + self._overhead * (size // 8)  # bytes that all of it could take
+        while at + 6 < size and data[at] == PUBLISH_1:
+            length, start = data[at + 1], at + 2
+            if length > 0x7F:
+                if not 0 < data[at + 2] < 0x80:
+                    break
+                length, start = length & 0x7F | data[at + 2] << 7, at + 3
+            end = start + length
+            topic_end = start + 2 + (data[start] << 8 | data[start + 1])
+            if end > size or topic_end + 2 + five > end or (five and data[topic_end + 2]):
+                break
+            identifier = data[topic_end : topic_end + 2]
+            if identifier == b"\0\0":
+                break
+            topic = data[start:topic_end]
+            if topic != last_topic:
+                found = known.get(topic) or self._find_1(known, topic, five)
+                if found is None or found is not audience:
+                    audience = self._turn_to(found, opened, client, most)
+                last_topic = topic
+            elif length == last_length and audience is not None and _repeats(data, at, end):
+                _acknowledge(acknowledged, identifiers)
+                self._send_all(client, opened)
+                at = self._take_run(client, audience, data, at, end, topic_end, acknowledged)
+                audience, last_topic, last_length = None, b"", 0
+                continue
+            if audience is None or not audience.room:
+                break
+            last_length = length
+            identifiers.append(identifier)
+            audience.heads.append(data[at:topic_end])
+            audience.tails.append(data[topic_end + 2 : end])
+            audience.room -= 1
+            at = end
+        self._send_all(client, opened)
+        _acknowledge(acknowledged, identifiers)
+        if acknowledged:
+            answer = b"".join(acknowledged)
+            client.outbound.put_control(answer, len(answer) // 4)
+        return at
+
+    def _turn_to(
+        self, found: Audience1 | None, opened: list[Audience1], client: Client, size: int
+    ) -> Audience1 | None:
+        """*found*, ready to collect; None if it is not."""
+        if found is None or found in opened:
+            return found
+        if not found.alone:  # somebody may get messages of two audiences, and in order
+            self._send_all(client, opened)
+        if not found.opens(size):
+            return None
+        opened.append(found)
+        return found
+
+    def _send_all(self, client: Client, opened: list[Audience1]) -> None:
+        """Hand over the QoS 1 packets that were collected."""
+        five, client_id = client.version is Version.MQTT_5, client.info.client_id
+        for audience in opened:
+            if audience.heads:
+                self._send(audience, Stretch(audience.heads, audience.tails, five, client_id))
+                audience.heads, audience.tails = [], []
+        opened.clear()
+
+    def _take_run(
+        self,
+        client: Client,
+        audience: Audience1,
+        data: bytes,
+        at: int,
+        end: int,
+        topic_end: int,
+        acknowledged: list[bytes],
+    ) -> int:
+        """QoS 1 packets that are like the one at *at* but for identifier and payload; where they end."""
+        size, five = end - at, client.version is Version.MQTT_5
+        number = count_equal(data, at, size, data[at:topic_end])
+        end = at + number * size
+        if five and data[topic_end + 2 : end : size].count(0) != number:
+            return at
+        if not number or not audience.opens((self._overhead + size) * number):
+            return at
+        end = at + min(number, audience.room) * size
+        run = Run(data[at:end], size, topic_end - at, five, client.info.client_id)
+        answer = run.acknowledgements(PUBACK)
+        if not answer:
+            return at
+        self._send(audience, run)
+        acknowledged.append(answer)
+        return end
+
+    def _send(self, audience: Audience1, stretch: Stretch | Run) -> None:
+        """A QoS 1 *stretch* to all of *audience*, who have room."""
+        count = stretch.count
+        made: dict[tuple[bool, int], bytes] = {}
+        for member in audience.numbered:
+            first = member.session.inflight.next_unused()
+            packets = made.get((member.five, first))
+            if packets is None:
+                packets = made[member.five, first] = stretch.numbered(member.five, first)
+            cost = len(packets) + count * self._overhead
+            member.session.send_run(SentRun(first, count, packets, cost, stretch.client_id, member.five))
+            member.outbound.put(packets, count)
+        for member in audience.lowered:
+            member.outbound.put(stretch.without_identifiers(member.five), count)
+        stats = self._core.stats
+        stats.publish_received += count
+        stats.messages_received += count
+        stats.publish_sent += count * len(audience.members)
+
+    # ---- PUBACK
+
+    def _take_pubacks(self, client: Client, data: bytes, at: int) -> int:
+        """PUBACKs in the order in which this lane has sent; where they end."""
+        session = client.session
+        assert session is not None
+        inflight, expected, begin = session.inflight, acknowledgements(PUBACK), at
+        while inflight.runs:
+            run = inflight.runs[0]
+            number, place = min(run.count, (len(data) - at) // 4), 4 * run.first
+            if data[at : at + 4 * number] != expected[place : place + 4 * number]:
+                number = _count_same(data, at, expected, place)
+            if not number:
+                break
+            session.acknowledge_run(number)
+            at += 4 * number
+        if at > begin:
+            self._core.stats.messages_received += (at - begin) // 4
+            client.outbound.resume_feed()
+        return at
+
+
+def _remember(known: dict[bytes, A | None], topic: bytes, audience: A | None) -> None:
+    if len(topic) <= LONGEST:
+        if len(known) >= KNOWN:
+            known.clear()
+        known[topic] = audience
+
+
+def _repeats(data: bytes, at: int, end: int) -> bool:
+    """Whether it looks as if more packets like the one at *at* followed."""
+    ahead = end + (FEW - 2) * (end - at)
+    return ahead + 2 < len(data) and data[ahead : ahead + 2] == data[at : at + 2]
+
+
+def _acknowledge(acknowledged: list[bytes], identifiers: list[bytes]) -> None:
+    """PUBACKs for *identifiers*, which are forgotten."""
+    if identifiers:
+        acknowledged.append(b"\x40\x02" + b"\x40\x02".join(identifiers))
+        identifiers.clear()
+
+
+def _count_same(data: bytes, at: int, expected: bytes, place: int) -> int:
+    """How many acknowledgements at *at* are the *expected* ones."""
+    count = 0
+    while data[at : at + 4] == expected[place : place + 4]:
+        count += 1
+        at += 4
+        place += 4
+    return count
+
+
+def _is_begun(data: bytes, at: int) -> bool:
+    """Whether a short packet of a kind that this lane takes stands at *at*, and its end is not there yet."""
+    left = len(data) - at
+    if data[at] not in (PUBLISH_0, PUBLISH_1, PUBACK) or left < 2:
+        return left < 2
+    length, start = data[at + 1], 2
+    if length > 0x7F:
+        if left < 3:
+            return True
+        if not 0 < data[at + 2] < 0x80:
+            return False
+        length, start = length & 0x7F | data[at + 2] << 7, 3
+    return left < start + length
