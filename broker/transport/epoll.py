@@ -80,8 +80,6 @@ class Poll:
             except Exception:
                 log.exception("%s: unexpected error, connection dropped", connection.address)
                 connection.abort()
-            if self.epoll.closed:
-                return
 
     def __del__(self) -> None:
         """A loop that ends before its connections leaves no descriptor open."""

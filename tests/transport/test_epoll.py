@@ -1,0 +1,233 @@
+"""What epoll.py does beyond what every Connection does: turns, watching, and the end of the Poll."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import select
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from broker.errors import ConfigError
+from broker.transport.base import CHUNK, Connection, TransportOptions
+from broker.transport.epoll import TURN, EpollConnection, Poll
+from broker.transport.listen import listen
+from broker.transport.tcp import TcpConnection
+from tests.transport.sockets import FOREVER, read_size, receive, run, send, serving, turns
+
+pytestmark = pytest.mark.skipif(not hasattr(select, "epoll"), reason="epoll is Linux's")
+
+BIG = bytes(range(256)) * (32 << 10)  # 8 MiB
+
+
+class Eager:
+    """A Reader that takes everything, by a function that gets its connection too."""
+
+    def __init__(self, connection: Connection, work: Callable[[Connection, bytes], None]) -> None:
+        self.connection, self.work = connection, work
+
+    def take(self, data: bytes) -> bytes:
+        self.work(self.connection, data)
+        return b""
+
+    def left(self) -> None:
+        pass
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize(("engine", "kind"), [("epoll", EpollConnection), ("asyncio", TcpConnection)])
+@run
+async def test_the_engine_is_chosen(engine: str, kind: type) -> None:
+    for name in (engine, "auto") if kind is EpollConnection else (engine,):
+        async with serving(engine=name) as server:
+            connection, sock = await server.pair()
+            sock.close()
+            assert type(connection) is kind
+
+
+def test_a_system_without_epoll(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(select, "epoll")
+    with pytest.raises(ConfigError, match="this system has no epoll; choose auto or asyncio"):
+        listen("tcp://127.0.0.1:0", TransportOptions(engine="epoll"), Connection.abort)
+    assert listen("tcp://127.0.0.1:0", TransportOptions(), Connection.abort)
+
+
+@run
+async def test_what_the_peer_said_before_it_went_is_read_though_a_write_failed() -> None:
+    async with serving(engine="epoll") as server:
+        connection, sock = await server.pair()
+        await send(sock, b"last words")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
+        await asyncio.to_thread(select.select, [], [], [], 0.05)  # the reset arrives
+        for _ in range(3):
+            connection.write(b"into the void")
+        assert connection.pending() == 0
+        await connection.drain()
+        assert await connection.read() == b"last words"
+        with pytest.raises(ConnectionError):
+            await connection.read()
+        await connection.wait_closed()
+
+
+@run
+async def test_no_connection_takes_more_of_a_turn_than_one_read() -> None:
+    order: list[int] = []
+
+    async with serving(engine="epoll") as server:
+        pairs = [await server.pair() for _ in range(3)]
+        for number, (connection, _) in enumerate(pairs):
+            connection.attach(Eager(connection, lambda _, data, n=number: order.append(n)))
+        for _, sock in pairs:
+            sock.send(BIG[: 4 * CHUNK])
+        await turns(10)
+        for _, sock in pairs:
+            sock.close()
+        assert [set(order[at : at + 3]) for at in (0, 3)] == [{0, 1, 2}] * 2
+
+
+@run
+async def test_one_may_end_others_within_a_turn(caplog: pytest.LogCaptureFixture) -> None:
+    connections: list[Connection] = []
+    taken: list[Connection] = []
+
+    def end_all(connection: Connection, data: bytes) -> None:
+        taken.append(connection)
+        for other in connections:
+            other.abort()
+
+    async with serving(engine="epoll") as server:
+        pairs = [await server.pair() for _ in range(5)]
+        connections += [connection for connection, _ in pairs]
+        for connection in connections:
+            connection.attach(Eager(connection, end_all))
+        for _, sock in pairs:
+            sock.send(b"x")
+        await turns()
+        assert len(taken) == 1
+        for connection, sock in pairs:
+            await connection.wait_closed()
+            sock.close()
+    assert caplog.records == []
+
+
+@run
+async def test_a_reader_that_raises_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(connection: Connection, data: bytes) -> None:
+        raise RuntimeError("no")
+
+    async with serving(engine="epoll") as server:
+        first, one = await server.pair()
+        second, two = await server.pair()
+        with one, two:
+            first.attach(Eager(first, fail))
+            second.attach(Eager(second, lambda connection, data: connection.write(data)))
+            await send(one, b"x")
+            await send(two, b"echo")
+            assert await receive(two, 4) == b"echo"
+            assert await receive(one, 1) == b""
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{first.peer.address}: unexpected error, connection dropped"
+    ]
+
+
+@run
+async def test_more_connections_than_one_turn_looks_at() -> None:
+    async with serving(engine="epoll", backlog=2 * TURN) as server:
+        pairs = [await server.pair() for _ in range(TURN + 50)]
+        for connection, _ in pairs:
+            connection.attach(Eager(connection, lambda connection, data: connection.write(data)))
+        for _, sock in pairs:
+            sock.send(b"x")
+        for _, sock in pairs:
+            assert await receive(sock, 1) == b"x"
+            sock.close()
+
+
+@run
+async def test_nothing_is_watched_without_need() -> None:
+    """Reading stops at 64 KiB, at the end of the stream, and writing is watched only while it is blocked."""
+    async with serving(engine="epoll", linger=FOREVER) as server:
+        connection, sock = await server.pair()
+        made: Any = connection
+        with sock:
+            assert made._events == select.EPOLLIN
+            sending = asyncio.create_task(send(sock, BIG))
+            await turns()
+            assert made._events == 0
+            assert len(await connection.read()) == CHUNK
+            assert made._events == select.EPOLLIN
+            assert await read_size(connection, len(BIG) - CHUNK) == BIG[CHUNK:]
+            await sending
+            connection.write(BIG)
+            assert made._events == select.EPOLLIN | select.EPOLLOUT
+            assert await receive(sock, len(BIG)) == BIG
+            await connection.drain()
+            assert made._events == select.EPOLLIN
+            sock.shutdown(socket.SHUT_WR)
+            assert await connection.read() == b""
+            assert made._events == 0
+
+
+@run
+async def test_the_end_of_the_peer_that_is_here_already_needs_no_linger_time() -> None:
+    async with serving(engine="epoll", linger=FOREVER) as server:
+        connection, sock = await server.pair()
+        await send(sock, b"DISCONNECT")
+        assert await connection.read() == b"DISCONNECT"
+        sock.close()
+        connection.close()
+        assert connection.descriptor == -1  # type: ignore[attr-defined]
+        await connection.wait_closed()
+
+
+@run
+async def test_the_poll_ends_with_its_last_connection() -> None:
+    before = descriptors()
+    for kept in (0, 1, 3):
+        async with serving(engine="epoll") as server:
+            pairs = [await server.pair() for _ in range(kept)]
+            await server.listener.stop()
+            for connection, sock in pairs:
+                await send(sock, b"still here")
+                assert await connection.read() == b"still here"
+                sock.close()
+                connection.close()
+                await connection.wait_closed()
+        assert descriptors() == before
+
+
+def test_a_loop_that_ends_before_its_connections_leaves_no_descriptor_open() -> None:
+    async def leave() -> None:
+        loop = asyncio.get_running_loop()
+        poll = Poll(loop, lambda address: None, 1.0)  # type: ignore[arg-type, return-value]
+        for _ in range(3):
+            near, far = socket.socketpair()
+            far.close()
+            last = poll.add(near.detach(), "")
+        last.abort()
+
+    before = descriptors()
+    asyncio.run(leave())
+    gc.collect()
+    assert descriptors() == before
+
+
+@run
+async def test_a_descriptor_that_cannot_be_watched_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    poll = Poll(asyncio.get_running_loop(), lambda address: None, 1.0)  # type: ignore[arg-type, return-value]
+    before = descriptors()
+    descriptor = os.open(os.devnull, os.O_RDONLY)  # no epoll takes that
+    with caplog.at_level(logging.ERROR), pytest.raises(PermissionError):
+        poll.add(descriptor, "")
+    assert descriptors() == before
+    poll.release()
