@@ -7,7 +7,7 @@
 Builds the load generator, finds or installs the peers (in `benchmarks/.cache`), and runs: each time a fresh
 broker on core 0 and the generator on core 1, in the order round, scenario, broker, so that a slow drift of
 the machine hits all alike. Figures are medians. FLASHMQ=path in the environment makes FlashMQ take part. All
-single answers of the last run are in `benchmarks/.cache/last.json`.
+single answers of the last whole run are in `benchmarks/.cache/last.json`.
 
 More brokers: `--pybroker 'NAME=PYTHON FLAGS'` is pybroker as another Python has it installed (a compiled
 build in its own environment, for instance), `--variant 'NAME=FLAGS'` this tree with other flags, `--peer
@@ -53,6 +53,7 @@ def main() -> None:
         for each in chosen:
             print(f"{each.name:22} {'users' if each.users else 'benchmarks':11} {each.over} {each.load}")
         return
+    for_readme = wanted.write or not (wanted.scenario or wanted.broker)
     if wanted.again:
         kept = json.loads(KEPT.read_text())
     else:
@@ -61,14 +62,17 @@ def main() -> None:
             "made": circumstances(wanted, brokers[0].title),
             "fast": [each.title for each in brokers if not each.slow],
             "slow": [each.title for each in brokers if each.slow],
-            "answers": run(build(), brokers, chosen, wanted),
+            "answers": [],
         }
-        KEPT.write_text(json.dumps(kept))
+        for answer in run(build(), brokers, chosen, wanted):
+            kept["answers"].append(answer)
+            if for_readme:
+                KEPT.write_text(json.dumps(kept))  # each time: a run that is ended early is not lost
     results: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for scenario, title, answer in kept["answers"]:
         results.setdefault((scenario, title), []).append(answer)
     text = kept["made"] + "\n\n" + tables.tables(results, chosen, kept["fast"], kept["slow"])
-    if wanted.write or (not wanted.scenario and not wanted.broker):
+    if for_readme:
         README.write_text(tables.between(README.read_text(), "figures", text))
     else:
         print(text)
@@ -93,7 +97,11 @@ def options() -> argparse.Namespace:
     add("--conf", action="append", default=[], metavar="NAME=TEXT")
     add("--list", action="store_true", help="say which scenarios there are")
     add("--write", action="store_true", help="write README.md even if only some were run")
-    add("--again", action="store_true", help="the tables of the last run once more, without running")
+    add(
+        "--again",
+        action="store_true",
+        help="write the tables of the last whole run once more, also if it was ended early",
+    )
     return parser.parse_args()
 
 
@@ -191,20 +199,19 @@ def run(
     brokers: Sequence[Contender],
     chosen: Sequence[Scenario],
     wanted: argparse.Namespace,
-) -> list[tuple[str, str, dict[str, Any]]]:
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Scenario, broker and answer of each run."""
     program, tls = generator
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    ports, answers = free_ports(), []
+    ports = free_ports()
     for number, scenario, broker in itertools.product(range(wanted.rounds), chosen, brokers):
         if (scenario.over == "tls" and not tls) or (broker.slow and not scenario.main):
             continue
         answer = one(str(program), broker, scenario, wanted.secs, ports)
         if answer is not None:
             say(f"{number + 1} {scenario.name}, {broker.title}: {summary(scenario, answer)}")
-            answers.append((scenario.name, broker.title, answer))
-    return answers
+            yield scenario.name, broker.title, answer
 
 
 def one(

@@ -32,7 +32,7 @@ def drawn(modules: dict[str, ModuleType], results: dict[tuple[str, str], list[di
     """Goals, rates, CPU and memory of two scenarios, one of each kind, and two brokers."""
     scenarios = modules["scenarios"]
     chosen = [
-        scenarios.users("slow", "fanin", scenarios.Figure("slow ones", goal=2, flashmq="0.5")),
+        scenarios.users("slow", "fanin", scenarios.Figure("slow ones", goal=2, flashmq="300", best=1)),
         scenarios.benchmark("fast", "fanout", scenarios.Figure("fast ones", goal=3)),
     ]
     text: str = modules["tables"].tables(results, chosen, ["theirs", "ours"], [])
@@ -50,13 +50,13 @@ def test_what_users_have_stands_beside_what_benchmarks_have(modules: dict[str, M
         },
     )
     assert goals.splitlines()[-1] == (
-        "| slow ones | 1,000 | x2.00 | ≥ 2, met | 250 | 0.5 "
-        "| fast ones | 1,000 | x2.00 | ≥ 3, **missed** | 500 |  |"
+        "| slow ones | 1,000 | x2.00 | ≥ 2, met | 250 (x4.00) | 300 | x1.20 of ≥ 1, met "
+        "| fast ones | 1,000 | x2.00 | ≥ 3, **missed** | 500 (x2.00) |  |  |"
     )
     assert rates.splitlines()[-1] == (
         "| slow ones | 1,000 | 2,000 x2.00 | yes | fast ones | 1,000 | 2,000 x2.00 | yes |"
     )
-    assert cpu.splitlines()[-1] == "| slow ones | 1,000 | 250 | 0.5 | fast ones | 1,000 | 500 |  |"
+    assert cpu.splitlines()[-1] == "| slow ones | 1,000 | 250 | 300 | fast ones | 1,000 | 500 |  |"
     assert memory.splitlines()[-1] == "| slow ones | 10.0 | 10.0 | fast ones | 10.0 | 10.0 |"
 
 
