@@ -161,7 +161,7 @@ def with_ratio(results: Results, line: Line, title: str, base: str) -> str:
 
 
 def goal_cells(results: Results, line: Line, fast: Sequence[str]) -> Row:
-    """The ratio of the second broker, its goal and whether that is met, its CPU and how many times less that is."""
+    """The ratio of the second broker, its goal and whether that is met, its CPU and how many times less."""
     if len(fast) < 2:
         return []
     base, ours = fast[:2]
