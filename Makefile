@@ -25,7 +25,7 @@ check: $(VENV)/.test
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache tests/end_to_end/js/node_modules
+	rm -rf $(VENV) build dist *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache benchmarks/.bench_cache tests/end_to_end/js/node_modules
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/.run: pyproject.toml | $(BIN)/python

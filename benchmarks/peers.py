@@ -2,7 +2,7 @@
 
 Each is a Contender: for a scenario it gives a command and the text of a configuration file, or nothing if it
 cannot take part. In both, {port} is where plain TCP must listen, {port2} where the scenario's WebSocket or
-TLS must, {dir} an empty folder and {conf} the file. Installed peers live in `.cache` beside this file.
+TLS must, {dir} an empty folder and {conf} the file. Installed peers live in `.bench_cache` beside this file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from scenarios import Scenario
 
 HERE = Path(__file__).resolve().parent
-CACHE = HERE / ".cache"
+CACHE = HERE / ".bench_cache"
 Started = tuple[str, str | None]  # the command, the text of its configuration
 
 # What mosquitto has unlimited in its configuration below, so that nothing is dropped while a window is open.

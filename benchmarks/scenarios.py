@@ -119,6 +119,16 @@ SCENARIOS = (
         "fanin --pubs 1000 --qos 1 --window 1",
         Figure("fan-in 1000:1, one message each, QoS 1"),
     ),
+    users(
+        "small-batches-qos0",
+        f"{VARIED} --outstanding 100 --batch 1",
+        Figure("QoS 0, 50 topics, sizes vary, 100 outstanding"),
+    ),
+    users(
+        "fanout-100-alone",
+        "fanout --subs 100 --outstanding 1",
+        Figure("fan-out 1:100, QoS 0, one message at a time"),
+    ),
     users("v5-qos0", f"{VARIED} --mqtt 5", Figure("MQTT 5, QoS 0, no properties, sizes vary")),
     users(
         "v5-two-qos0",
