@@ -4,10 +4,10 @@
     python benchmarks/run.py --scenario 'fan*' --rounds 1     # some; prints the tables
     python benchmarks/run.py --list
 
-Builds the load generator, finds or installs the peers (in `benchmarks/.bench_cache`), and runs: each time a fresh
-broker on core 0 and the generator on core 1, in the order round, scenario, broker, so that a slow drift of
-the machine hits all alike. Figures are medians. FLASHMQ=path in the environment makes FlashMQ take part. All
-single answers of the last whole run are in `benchmarks/.bench_cache/last.json`.
+Builds the load generator, finds or installs the peers (in `benchmarks/.bench_cache`), and runs: each time a
+fresh broker on core 0 and the generator on core 1, in the order round, scenario, broker, so that a slow drift
+of the machine hits all alike. Figures are medians. FLASHMQ=path in the environment makes FlashMQ take part.
+All single answers of the last whole run are in `benchmarks/.bench_cache/last.json`.
 
 More brokers: `--pybroker 'NAME=PYTHON FLAGS'` is pybroker as another Python has it installed (a compiled
 build in its own environment, for instance), `--variant 'NAME=FLAGS'` this tree with other flags, `--peer
