@@ -161,10 +161,16 @@ class Router:
             self._dropped(message.client_id, message, "retained_full" if full else "retained_failed")
             self.route(message)
 
-    async def find_retained(self, topic_filter: str) -> Iterator[Message | None]:
-        """The retained messages that match *topic_filter* and have not expired; see RetainedStore.find."""
+    async def find_retained(self, topic_filter: str) -> Iterator[list[Message]]:
+        """The retained messages that match and have not expired; see RetainedStore.stretches."""
         now = self._clock()
         if not self._hooks.keeps_retained:
-            return self.retained.find(topic_filter, now)
+            return self.retained.stretches(topic_filter, now)
         found = await self._hooks.get_retained(topic_filter)
-        return iter([m for m in found if m.expires_at is None or m.expires_at > now])
+        return iter([[m for m in found if m.expires_at is None or m.expires_at > now]])
+
+    def still_retained(self, messages: list[Message]) -> list[Message]:
+        """Those of *messages* that nobody replaced or deleted since they were found; $SYS is not stored."""
+        if self._hooks.keeps_retained:
+            return messages
+        return [message for message in messages if not message.retain or self.retained.is_current(message)]

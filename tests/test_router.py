@@ -340,7 +340,7 @@ class Elsewhere(HookBase):
 
 
 async def found(bench: Bench, topic_filter: str = "#") -> list[bytes]:
-    return [each.payload for each in await bench.router.find_retained(topic_filter) if each is not None]
+    return [each.payload for part in await bench.router.find_retained(topic_filter) for each in part]
 
 
 @run_async

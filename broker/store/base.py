@@ -32,6 +32,15 @@ class RetainedStore(Protocol):
         message that was put after the call is not given: it reaches a subscriber as a live one.
         """
 
+    def stretches(self, topic_filter: str, now: float) -> Iterator[list[Message]]:
+        """As `find`, what stretches of about equal cost have brought; a list may be empty.
+
+        Between two steps a message may be replaced or deleted: see `is_current`.
+        """
+
+    def is_current(self, message: Message) -> bool:
+        """Whether *message*, which was found, is still the retained one of its topic."""
+
     def clean_expired(self, now: float) -> int:
         """Delete what has expired by *now*; how many."""
 

@@ -155,17 +155,31 @@ class MemoryRetainedStore:
 
     def find(self, topic_filter: str, now: float) -> Iterator[Message | None]:
         """Every match; see RetainedStore."""
-        return self._find(topic_filter, now, self._changes)
+        return self._find(self.stretches(topic_filter, now))
 
-    def _find(self, topic_filter: str, now: float, newest: int) -> Iterator[Message | None]:
-        for stretch in self._index.slices(topic_filter):
-            for topic_name, _ in stretch:
-                number, message = self._index.get(topic_name) or (newest + 1, None)
-                if message is None or number > newest:
-                    continue  # changed since: a subscriber has it as a live one
-                if message.expires_at is None or message.expires_at > now:
+    def _find(self, stretches: Iterator[list[Message]]) -> Iterator[Message | None]:
+        for stretch in stretches:
+            for message in stretch:
+                if self.is_current(message):
                     yield message
             yield None
+
+    def stretches(self, topic_filter: str, now: float) -> Iterator[list[Message]]:
+        """See RetainedStore. What is changed from now on is left out: a subscriber has it as a live one."""
+        return self._stretches(topic_filter, now, self._changes)
+
+    def _stretches(self, topic_filter: str, now: float, newest: int) -> Iterator[list[Message]]:
+        for stretch in self._index.slices(topic_filter):
+            yield [
+                message
+                for _, (number, message) in stretch
+                if number <= newest and (message.expires_at is None or message.expires_at > now)
+            ]
+
+    def is_current(self, message: Message) -> bool:
+        """See RetainedStore."""
+        stored = self._index.get(message.topic_name)
+        return stored is not None and stored[1] is message
 
     def clean_expired(self, now: float) -> int:
         """Delete what has expired by *now*; how many. Costs nothing when nothing has."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator
+from collections.abc import ItemsView, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from broker.topic.match import match
@@ -69,44 +69,50 @@ class TopicIndex(Generic[V]):
         away: `slices` bounds it.
         """
         values = self._values
-        for topic_name in self._names(topic_filter):
-            if topic_name is not None and topic_name in values:
-                yield topic_name, values[topic_name]
+        for _, names in self._bunches(topic_filter, BUNCH):
+            for topic_name in names:
+                if topic_name in values:
+                    yield topic_name, values[topic_name]
 
     def slices(self, topic_filter: str, size: int = 256) -> Iterator[list[tuple[str, V]]]:
         """As `find`, in lists of what was seen in about *size* steps; a list may be empty."""
-        values = self._values
+        values, left = self._values, size
         found: list[tuple[str, V]] = []
-        for count, topic_name in enumerate(self._names(topic_filter), 1):
-            if topic_name is not None and topic_name in values:
-                found.append((topic_name, values[topic_name]))
-            if count % size == 0:
+        for looked_at, names in self._bunches(topic_filter, size):
+            if looked_at > left < size:
                 yield found
-                found = []
+                found, left = [], size
+            found += [(topic_name, values[topic_name]) for topic_name in names if topic_name in values]
+            left -= looked_at
         yield found
 
-    def _names(self, topic_filter: str) -> Iterator[str | None]:
-        """The names that match, some perhaps gone already; None for a step that found none."""
+    def _bunches(self, topic_filter: str, most: int) -> Iterator[tuple[int, Sequence[str]]]:
+        """The names that match, some perhaps gone already: how many were looked at for it, and which.
+
+        At most *most* at a time, and 1 for a step down. One name a step took 190 ns, a bunch takes 60 of them
+        (`#` over 30,000 names, each in a branch of its own; CPython 3.11, 2 cores).
+        """
         if not has_wildcard(topic_filter):
-            yield topic_filter
+            yield 1, (topic_filter,)
             return
         levels = topic_filter.split("/")
         # What is still to be seen, and the levels passed on the way to it: each a snapshot of children.
         stack: list[tuple[Iterator[_Node], int]] = [(iter((self._root,)), 0)]
         while stack:
             nodes, depth = stack[-1]
-            node = next(nodes, None)
             wanted = _wanted(levels, depth)
-            if node is None:
+            names, branch = _together(nodes, most)
+            for at in range(0, len(names), most):
+                part = names[at : at + most]
+                if wanted == "#" and depth > 0:
+                    yield len(part), part
+                else:
+                    yield len(part), [name for name in part if match(topic_filter, name)]
+            if branch is not None:
+                yield 1, ()
+                stack.append((iter(_below(branch, depth, wanted)), depth + 1))
+            elif not names:
                 stack.pop()
-            elif isinstance(node, dict):
-                yield None
-                stack.append((iter(_below(node, depth, wanted)), depth + 1))
-            elif wanted == "#" and depth > 0:
-                yield from node
-            else:
-                for topic_name in node:
-                    yield topic_name if match(topic_filter, topic_name) else None
 
     def _add(self, topic_name: str) -> None:
         parent: dict[str | None, _Node] | None = None
@@ -138,6 +144,18 @@ class TopicIndex(Generic[V]):
             del parent[level]
             left = parent
         self._root = left or ()
+
+
+def _together(nodes: Iterator[_Node], most: int) -> tuple[list[str], dict[str | None, _Node] | None]:
+    """The names of the next *nodes*, about *most*, and the first that branches, which ends them."""
+    names: list[str] = []
+    for node in nodes:
+        if isinstance(node, dict):
+            return names, node
+        names += node
+        if len(names) >= most:
+            break
+    return names, None
 
 
 def _level(topic_name: str, at: int) -> tuple[str | None, int]:

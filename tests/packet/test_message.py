@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from broker.packet.codec import decode, encode
 from broker.packet.enums import Version
-from broker.packet.message import Message, encode_publish
+from broker.packet.message import Message, encode_publish, retained_packets
 from broker.packet.packets import NO_PROPERTIES, Publish
 from broker.packet.wire import read_varint
 from tests.packet import strategies as make
@@ -194,6 +194,18 @@ def test_size_counts_what_characters_take(text: str, width: int) -> None:
     properties = {"user_property": [(text, text)], "content_type": text}
     for message, texts in (Message(text), 1), (Message("t", properties=properties), 3):
         assert texts * width * len(text) <= message.size <= texts * width * len(text) + 600
+
+
+@given(st.lists(make.messages(), max_size=5), make.versions)
+def test_retained_packets_are_the_frames(messages: list[Message], version: Version) -> None:
+    frames = [message.frame(version, 0, True)[0] for message in messages]
+    assert retained_packets(messages, version) == b"".join(frames)
+
+
+@pytest.mark.parametrize("size", [0, 120, 121, 122, 123, 124, 125, 126, 16_379, 16_380, 16_381, 70_000])
+def test_retained_packets_of_any_length(size: int) -> None:
+    message = Message("\u00e9/t", b"x" * size)
+    assert retained_packets([message], V4) == message.frame(V4, 0, True)[0]
 
 
 # ---- what is left of the Message Expiry Interval ------------------------------------------------
