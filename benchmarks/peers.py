@@ -35,6 +35,7 @@ class Contender:
     title: str
     start: Callable[[Scenario], Started | None]
     slow: bool = False  # only in the main scenarios, and in a table of its own
+    ours: bool = False  # a build of pybroker
     env: dict[str, str] = field(default_factory=dict)
 
 
@@ -81,7 +82,7 @@ def pybroker(title: str, python: str, flags: str = "", env: dict[str, str] | Non
             words.append(f"--set tls.key={shlex.quote(str(files[1]))}")
         return " ".join([*words, flags]), None
 
-    return Contender(title, start, env=env or {})
+    return Contender(title, start, ours=True, env=env or {})
 
 
 def from_source(title: str, flags: str = "") -> Contender:
@@ -120,11 +121,16 @@ def _mosquitto(command: str, scenario: Scenario) -> Started | None:
         if files is None:
             return None
         lines += [f"certfile {files[0]}", f"keyfile {files[1]}"]
-    if scenario.hooks:  # it has no hooks in this sense: a list of what is allowed stands for them
-        acl = CACHE / "mosquitto.acl"
-        acl.write_text("topic readwrite load/#\n")
-        lines.append(f"acl_file {acl}")
+    if scenario.hooks:
+        lines.append(f"acl_file {allowed()}")
     return shlex.quote(command) + " -c {conf}", "\n".join(lines)
+
+
+def allowed() -> Path:
+    """Where pybroker has hooks, the others have a list of what everybody may do."""
+    acl = CACHE / "allowed.acl"
+    acl.write_text("topic readwrite load/#\n")
+    return acl
 
 
 def flashmq() -> Contender | None:
@@ -139,8 +145,10 @@ def flashmq() -> Contender | None:
     def start(scenario: Scenario) -> Started | None:
         conf = common + plain
         files = certificate()
-        if scenario.hooks or (scenario.over == "tls" and files is None):
-            return None  # it has no list of what is allowed without a plugin
+        if scenario.over == "tls" and files is None:
+            return None
+        if scenario.hooks:
+            conf += f"mosquitto_acl_file {allowed()}\n"
         if scenario.over == "ws":
             conf += f"listen {{\n  protocol websockets\n{bound}  port {{port2}}\n}}\n"
         if scenario.over == "tls" and files is not None:

@@ -61,6 +61,7 @@ def main() -> None:
         kept = {
             "made": circumstances(wanted, brokers[0].title),
             "fast": [each.title for each in brokers if not each.slow],
+            "ours": [each.title for each in brokers if each.ours],
             "slow": [each.title for each in brokers if each.slow],
             "answers": [],
         }
@@ -71,7 +72,7 @@ def main() -> None:
     results: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for scenario, title, answer in kept["answers"]:
         results.setdefault((scenario, title), []).append(answer)
-    text = kept["made"] + "\n\n" + tables.tables(results, chosen, kept["fast"], kept["slow"])
+    text = kept["made"] + "\n\n" + tables.tables(results, chosen, kept["fast"], kept["ours"], kept["slow"])
     if for_readme:
         README.write_text(tables.between(README.read_text(), "figures", text))
     else:
@@ -117,6 +118,7 @@ KNOWN = {
     "mosquitto": peers.mosquitto,
     "pybroker": lambda: peers.from_source("pybroker"),
     "uvloop": uvloop,
+    "readable": lambda: peers.from_source("readable lane alone", "--set capacity.fast_lane=false"),
     "flashmq": peers.flashmq,
     "amqtt": peers.amqtt,
     "aedes": peers.aedes,

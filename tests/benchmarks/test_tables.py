@@ -35,7 +35,7 @@ def drawn(modules: dict[str, ModuleType], results: dict[tuple[str, str], list[di
         scenarios.users("slow", "fanin", scenarios.Figure("slow ones", goal=2, flashmq="300", best=1)),
         scenarios.benchmark("fast", "fanout", scenarios.Figure("fast ones", goal=3)),
     ]
-    text: str = modules["tables"].tables(results, chosen, ["theirs", "ours"], [])
+    text: str = modules["tables"].tables(results, chosen, ["theirs", "ours"], ["ours"], [])
     return [part for part in text.split("\n\n") if part.startswith("|")]
 
 
