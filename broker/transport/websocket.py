@@ -273,6 +273,12 @@ class WebSocketConnection:
         return payload[0] if len(payload) == 1 else b"".join(payload)
 
     def _feed(self, data: bytes) -> None:
+        if not self._ended:
+            payload, data = self._frames.whole(data)
+            if payload:
+                self._payload.append(payload)
+            if not data:
+                return
         for event in self._frames.feed(data):
             if self._ended:
                 self._after_close(event)

@@ -217,3 +217,75 @@ def test_encoded_frames(frame: bytes, head: str) -> None:
 def test_a_long_reason_is_cut_between_characters() -> None:
     frame = encode_close(1002, "é" * 62)
     assert frame == b"\x88\x7c\x03\xea" + ("é" * 61).encode()
+
+
+# The quick way for whole frames
+
+
+def stream(events: list[Event]) -> list[object]:
+    """As a reader of bytes sees it: neighbouring pieces of one kind joined, whatever message they are of."""
+    result: list[object] = []
+    for event in events:
+        last = result[-1] if result else None
+        if not isinstance(event, Binary | Text):
+            result.append(event)
+        elif event.data and isinstance(last, tuple) and last[0] is type(event):
+            result[-1] = (last[0], last[1] + event.data)
+        elif event.data:
+            result.append((type(event), event.data))
+    return result
+
+
+some_frames = st.one_of(
+    st.builds(masked, st.just(0x82), st.binary(max_size=300), st.binary(min_size=4, max_size=4)),
+    st.builds(masked, st.integers(0, 255), st.binary(max_size=8)),
+    st.builds(masked, st.sampled_from([0x02, 0x80, 0x00, 0x01, 0x89]), st.binary(max_size=200)),
+    st.builds(masked, st.just(0x82), st.binary(max_size=150), st.just(MASK), st.sampled_from([2, 8])),
+    st.binary(min_size=1, max_size=3),
+)
+
+
+@given(st.lists(some_frames, max_size=8).map(b"".join), st.data(), st.sampled_from([60, 1 << 20]))
+def test_the_quick_way_finds_what_feed_finds(raw: bytes, data: st.DataObject, maximum: int) -> None:
+    cuts = data.draw(st.lists(st.integers(0, len(raw)), max_size=8))
+    borders = sorted({0, *cuts, len(raw)})
+    plain, quick = FrameReader(maximum), FrameReader(maximum)
+    events: list[Event] = []
+    for a, b in pairwise(borders):
+        payload, rest = quick.whole(raw[a:b])
+        events += [Binary(payload, True), *quick.feed(rest)]
+    assert stream(events) == stream([event for a, b in pairwise(borders) for event in plain.feed(raw[a:b])])
+
+
+def test_the_quick_way_takes_all_that_is_ordinary() -> None:
+    payloads = [b"x" * size for size in (1, 2, 5, 125, 126, 127, 3000, 65535)]
+    raw, reader = b"".join(masked(0x82, payload) for payload in payloads), FrameReader(MAXIMUM)
+    assert reader.whole(raw) == (b"".join(payloads), b"")
+    head, tail = raw[:-1000], raw[-1000:]
+    payload, rest = reader.whole(head)
+    assert payload == b"".join(payloads[:-1])
+    assert reader.feed(rest) == [Binary(b"x" * (65535 - 1000), False)]
+    assert reader.whole(tail + masked(0x82, b"more")) == (b"x" * 1000 + b"more", b"")
+    assert reader.whole(masked(0x82, b"and more")) == (b"and more", b"")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(masked(0x82, b"x" * 65536) + masked(0x82, b"y"), id="a length of 8 bytes"),
+        pytest.param(masked(0x82, b"x" * 150, form=8), id="which should be 2"),
+        pytest.param(masked(0x82, b"x" * 70_001), id="too large"),
+        pytest.param(masked(0x82, b"x" * 5_001) * 20, id="large"),
+        pytest.param(masked(0x02, b"x" * 50) + masked(0x80, b"y" * 50) + masked(0x82, b"z"), id="fragments"),
+        pytest.param(masked(0x81, b"x" * 50) + masked(0x82, b"z" * 50), id="text"),
+    ],
+)
+@pytest.mark.parametrize("maximum", [5_000, 70_000])
+def test_the_quick_way_leaves_what_is_not(raw: bytes, maximum: int) -> None:
+    for cut in (0, 20, 70, len(raw) - 5):
+        plain, quick = FrameReader(maximum), FrameReader(maximum)
+        events: list[Event] = []
+        for piece in (raw[:cut], raw[cut:]):
+            payload, rest = quick.whole(piece)
+            events += [Binary(payload, True), *quick.feed(rest)]
+        assert stream(events) == stream([*plain.feed(raw[:cut]), *plain.feed(raw[cut:])])
