@@ -44,6 +44,18 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+def until_reset(connection: Connection) -> None:
+    """Wait for the peer's reset without a turn of the loop, in which it would be read."""
+    poll = select.poll()
+    poll.register(connection.descriptor, select.POLLHUP)  # type: ignore[attr-defined]
+    assert poll.poll(5000)
+
+
+def reset(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
 @pytest.mark.parametrize(("engine", "kind"), [("epoll", EpollConnection), ("asyncio", TcpConnection)])
 @run
 async def test_the_engine_is_chosen(engine: str, kind: type) -> None:
@@ -66,9 +78,8 @@ async def test_what_the_peer_said_before_it_went_is_read_though_a_write_failed()
     async with serving(engine="epoll") as server:
         connection, sock = await server.pair()
         await send(sock, b"last words")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        sock.close()
-        await asyncio.to_thread(select.select, [], [], [], 0.05)  # the reset arrives
+        reset(sock)
+        until_reset(connection)
         for _ in range(3):
             connection.write(b"into the void")
         assert connection.pending() == 0
@@ -77,6 +88,34 @@ async def test_what_the_peer_said_before_it_went_is_read_though_a_write_failed()
         with pytest.raises(ConnectionError):
             await connection.read()
         await connection.wait_closed()
+
+
+@run
+async def test_a_write_that_fails_when_nothing_more_can_come_is_the_end() -> None:
+    async with serving(engine="epoll") as server:
+        connection, sock = await server.pair()
+        sock.shutdown(socket.SHUT_WR)
+        assert await connection.read() == b""
+        reset(sock)
+        until_reset(connection)
+        connection.write(b"into the void")
+        await connection.wait_closed()
+
+
+@run
+async def test_a_write_that_fails_drains_though_nobody_reads() -> None:
+    async with serving(engine="epoll") as server:
+        connection, sock = await server.pair()
+        sending = asyncio.create_task(send(sock, BIG))
+        connection.write(BIG)
+        await turns()
+        sending.cancel()
+        await turns(2)
+        draining = asyncio.create_task(connection.drain())
+        reset(sock)
+        await draining
+        assert connection.pending() == 0
+        assert len(await connection.read()) == CHUNK
 
 
 @run

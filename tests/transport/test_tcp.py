@@ -199,6 +199,7 @@ async def test_close_lets_the_last_bytes_arrive_though_input_is_unread(url: str)
             connection.write(b"dropped")
             await send(sock, b"y" * 3 * CHUNK)
             assert await asyncio.wait_for(receive_all(sock), 1) == b"goodbye"
+            await turns()
             assert await connection.read() == b""
         await connection.wait_closed()
 
@@ -320,6 +321,39 @@ async def test_abort_after_close_does_not_linger() -> None:
             connection.close()
             connection.abort()
             await connection.wait_closed()
+
+
+@run
+async def test_what_is_diverted_is_left_after_the_linger_time(url: str) -> None:
+    async with serving(url, linger=0.1) as server:
+        connection, sock = await server.pair()
+        raw: Any = connection
+        with sock:
+            diverted: list[bytes] = []
+            await send(sock, b"one")
+            await turns()
+            raw.divert(diverted.append)
+            await send(sock, b"two")
+            assert await connection.read() == b""
+            await asyncio.wait_for(connection.wait_closed(), 5)
+            assert b"".join(diverted) == b"onetwo"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@run
+async def test_what_is_diverted_ends_with_the_peer(url: str, when: str) -> None:
+    async with serving(url, linger=FOREVER) as server:
+        connection, sock = await server.pair()
+        raw: Any = connection
+        with sock:
+            if when == "before":
+                sock.shutdown(socket.SHUT_WR)
+                assert await connection.read() == b""
+            raw.divert(lambda data: None)
+            if when == "after":
+                sock.shutdown(socket.SHUT_WR)
+            await connection.wait_closed()
+            assert await receive_all(sock) == b""
 
 
 # Listeners
