@@ -91,6 +91,8 @@ class FrameReader:
     After a Close or an Invalid it ignores what comes.
     """
 
+    __slots__ = ("_final", "_kind", "_left", "_mask", "_maximum", "_over", "_rest", "_size")
+
     def __init__(self, maximum_message_size: int) -> None:
         """*maximum_message_size* is in bytes, over all fragments of a message."""
         self._maximum = maximum_message_size

@@ -123,6 +123,11 @@ class TlsConnection:
     destroy what was written last.
     """
 
+    __slots__ = (
+        "_closing", "_ended", "_failure", "_incoming", "_left", "_outgoing", "_raw", "_reader", "_take",
+        "_tls", "peer",
+    )  # fmt: skip
+
     def __init__(self, raw: RawConnection, context: ssl.SSLContext) -> None:
         self.peer = raw.peer
         self._raw = raw

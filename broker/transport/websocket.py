@@ -179,6 +179,11 @@ class WebSocketConnection:
     and what breaks RFC 6455 is a ConnectionError.
     """
 
+    __slots__ = (
+        "_closed", "_ended", "_failure", "_frames", "_linger", "_payload", "_raw", "_reader", "_rest",
+        "_take", "_timer", "peer", "pongs_skipped", "subprotocol",
+    )  # fmt: skip
+
     def __init__(
         self, raw: RawConnection, options: TransportOptions, subprotocol: str | None, rest: bytes = b""
     ) -> None:
