@@ -167,8 +167,8 @@ class Client:
         connection, reader, terms = self._connection, self.reader, self._terms
         stats, dispatch = terms.stats, terms.dispatch
         take = self._take if terms.lane is not None else None
+        connection.tap(None if take is None else self._tapped)
         packet: Packet | None
-        connection.tap(take)
         while self.ending is None:
             data = await connection.read()
             if not data:
@@ -200,16 +200,20 @@ class Client:
             if self.outbound.swamped:
                 await self._until_taken()
 
+    def _tapped(self, data: bytes) -> bytes:
+        """*data* arrived; gives what the read loop is to get, which counts that. See Connection.tap."""
+        rest = self._take(data)
+        self._terms.stats.bytes_received += len(data) - len(rest)
+        return rest
+
     def _take(self, data: bytes) -> bytes:
-        """What came, or the rest of it: the fast lane takes what it can. See Connection.tap."""
+        """The fast lane takes what it can of *data*; gives the rest."""
         assert self._terms.lane is not None
         try:
-            rest = self._terms.lane(self, data)
+            return self._terms.lane(self, data)
         except Exception as error:
             self.fail_inside(error, "fast lane")
             return b""
-        self._terms.stats.bytes_received += len(data) - len(rest)  # the read loop counts what it gets
-        return rest
 
     def note_partial(self, progressed: bool) -> None:
         """What came was read as far as it is whole; *progressed* says that some was. Raises QuotaExceeded."""

@@ -1,7 +1,14 @@
 """For the whole suite: no test is judged by the time it takes, and none writes to a real data folder."""
 
+import os
+
 import pytest
 from hypothesis import settings
+
+from broker import Capacity
+
+if os.environ.get("PYBROKER_CAPACITY_FAST_LANE") == "false":  # daemons read it themselves
+    Capacity.__init__.__kwdefaults__["fast_lane"] = False
 
 settings.register_profile("pybroker", deadline=None)
 settings.load_profile("pybroker")

@@ -1,0 +1,311 @@
+"""The law of the fast lane: with it and without it every peer receives the same, and all counters agree.
+
+Two brokers get the same conversation, byte for byte but for Packet Identifiers that the broker chose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker import Broker, Capacity, Config, Limits, Protocol
+from broker.packet import packets as mqtt
+from broker.packet.codec import encode
+from broker.packet.enums import Version
+from broker.packet.reader import PacketReader
+from broker.transport.memory import MemoryListener
+from tests.peer import Clock, memory_broker
+
+TOPICS = ("a", "a/b", "c", "d/e/f", "new/0", "new/1", "$no", "bad/+", "", "é/ü")
+FILTERS = ("a", "a/b", "#", "+/b", "c", "d/#", "new/+", "$share/g/a", "é/ü")
+SIZES = (0, 1, 3, 3, 3, 50, 125, 126, 127, 130, 5_000, 17_000)
+TURNS = 25  # of the loop, until everything is quiet
+
+
+class One:
+    """A client of one of the two brokers."""
+
+    def __init__(self, broker: Broker, name: str, version: Version) -> None:
+        listener = broker.listeners[0]
+        assert isinstance(listener, MemoryListener)
+        self.version = version
+        self.connection = listener.connect()
+        self.reader = PacketReader(from_client=False)
+        self.reader.version = version
+        self.received: list[Any] = []
+        self.unacknowledged: list[mqtt.Publish] = []
+        self.ended = ""
+        self.task = asyncio.create_task(self._read(), name=name)
+
+    async def _read(self) -> None:
+        try:
+            while data := await self.connection.read():
+                self.received += self.reader.feed(data)
+            self.ended = "end"
+        except ConnectionError:
+            self.ended = "reset"
+
+    def take(self) -> dict[str, list[str]]:
+        """What came since the last look, by kind: the kinds have no order among each other."""
+        seen: dict[str, list[str]] = {"": [self.ended]}
+        for packet in self.received:
+            kind = type(packet).__name__
+            if isinstance(packet, mqtt.Publish) and packet.qos:
+                self.unacknowledged.append(packet)
+                packet = mqtt.Publish(
+                    packet.topic_name, packet.payload, packet.qos, packet.retain, packet.dup, 1, packet.properties
+                )
+            elif isinstance(packet, mqtt.Pubrel):
+                kind, packet = "Pubrel", mqtt.Pubrel(1, packet.reason_code)
+            seen.setdefault(kind, []).append(repr(packet))
+        self.received.clear()
+        return seen
+
+
+class Side:
+    """One broker and its clients, by number."""
+
+    def __init__(self, fast_lane: bool, limits: dict[str, Any], overlap: str) -> None:
+        self.clock = Clock()
+        self.drops: Counter[tuple[str, str]] = Counter()
+        config = Config(
+            capacity=Capacity(sweep_interval=0, fast_lane=fast_lane, sys_interval=0),
+            limits=Limits(**limits),
+            protocol=Protocol(takeover="any", overlap=overlap),  # type: ignore[arg-type]
+        )
+        self.broker = memory_broker(config, clock=self.clock)
+        assert (self.broker._terms.lane is not None) is fast_lane
+        self.clients: dict[int, One] = {}
+
+    async def connect(self, number: int, version: Version, clean: bool, window: int) -> None:
+        one = self.clients[number] = One(self.broker, f"{number}", version)
+        properties: dict[str, Any] = {}
+        if version is Version.MQTT_5:
+            properties = {"session_expiry_interval": 1000, "receive_maximum": window}
+        self.send(number, encode(mqtt.Connect(f"c{number}", version, clean, properties=properties), version))
+        one.unacknowledged.clear()
+
+    def send(self, number: int, data: bytes) -> None:
+        if number in self.clients and data:
+            self.clients[number].connection.write(data)
+
+    def image(self) -> dict[str, Any]:
+        """Everything that must agree; but how much was read of one who was cut off, nobody cares."""
+        stats, core = self.broker.stats, self.broker._core
+        return {
+            "received": {number: one.take() for number, one in self.clients.items()},
+            "stats": {
+                name: getattr(stats, name)
+                for name in ("messages_received", "messages_sent", "publish_received", "publish_sent")
+            },
+            "sent": stats.bytes_sent,
+            "bytes": None if any(one.ended for one in self.clients.values()) else stats.bytes_received,
+            "dropped": dict(stats.dropped),
+            "sessions": {s.client_id: self.of_session(s) for s in core.sessions},
+            "retained": core.retained.size,
+        }
+
+    @staticmethod
+    def of_session(session: Any) -> tuple[Any, ...]:
+        inflight = session.inflight
+        in_flight = len(inflight.entries) + sum(run.count for run in inflight.runs or ())
+        return (session.connected, len(session.queue), in_flight, inflight.used, sorted(inflight.held))
+
+
+# ---- what happens
+
+
+@st.composite
+def bursts(draw: st.DrawFn) -> dict[str, Any]:
+    messages = []
+    for _ in range(draw(st.integers(1, 4))):
+        messages.append(
+            {
+                "topic": draw(st.sampled_from(TOPICS)),
+                "size": draw(st.sampled_from(SIZES)),
+                "qos": draw(st.sampled_from((0, 0, 1, 1, 1, 2))),
+                "retain": draw(st.integers(0, 9)) == 0,
+                "dup": draw(st.integers(0, 9)) == 0,
+                "property": draw(st.integers(0, 9)) == 0,
+                "count": draw(st.sampled_from((1, 1, 2, 9, 30, 70))),
+            }
+        )
+    return {"do": "burst", "who": draw(st.integers(0, 3)), "messages": messages, "mixed": draw(st.booleans()),
+            "cuts": draw(st.lists(st.integers(1, 3000), max_size=4)), "first": draw(st.sampled_from((1, 1, 300, 65_500)))}  # fmt: skip
+
+
+def events() -> st.SearchStrategy[dict[str, Any]]:
+    who = st.integers(0, 3)
+    connects = st.fixed_dictionaries(
+        {
+            "do": st.just("connect"),
+            "who": who,
+            "version": st.sampled_from((Version.MQTT_5, Version.MQTT_3_1_1)),
+            "clean": st.booleans(),
+            "window": st.sampled_from((1, 3, 40, 65535)),
+        }
+    )
+    subscribes = st.fixed_dictionaries(
+        {
+            "do": st.just("subscribe"),
+            "who": who,
+            "filter": st.sampled_from(FILTERS),
+            "qos": st.integers(0, 2),
+            "no_local": st.integers(0, 5).map(lambda n: n == 0),
+            "identifier": st.sampled_from((0, 0, 0, 7)),
+        }
+    )
+    acks = st.fixed_dictionaries(
+        {
+            "do": st.just("acknowledge"),
+            "who": who,
+            "count": st.sampled_from((1, 2, 5, 1000)),
+            "order": st.sampled_from(("same", "same", "same", "reversed", "skipped", "unknown")),
+        }
+    )
+    other = st.fixed_dictionaries({"do": st.sampled_from(("ping", "drop", "unsubscribe", "junk", "disconnect")),
+                                   "who": who, "number": st.integers(0, 6)})  # fmt: skip
+    return st.one_of(connects, subscribes, subscribes, bursts(), bursts(), bursts(), acks, acks, other)
+
+
+JUNK = (
+    *(b"\x32\x05\x00\x01a\x00\x00", b"\x30\x80\x00", b"\x30\x02\x00\x05", b"\x40\x02\x00\x00", b"\x36\x00"),
+    *(b"\x40\x03\x00\x01\x10", b"\x32\x03\x00\x01a"),
+)
+
+
+class Conversation:
+    """Does one event after the other on both sides."""
+
+    DO: ClassVar[dict[str, Callable[..., Any]]] = {}
+
+    def __init__(self, sides: tuple[Side, Side]) -> None:
+        self.sides = sides
+        self.versions: dict[int, Version] = {}
+
+    async def step(self, event: dict[str, Any]) -> None:
+        number = event["who"]
+        if event["do"] == "connect":
+            self.versions[number] = event["version"]
+            for side in self.sides:
+                await side.connect(number, event["version"], event["clean"], event["window"])
+        elif number in self.versions:
+            getattr(self, event["do"])(number, event)
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+
+    def both(self, number: int, data: bytes) -> None:
+        for side in self.sides:
+            side.send(number, data)
+
+    def burst(self, number: int, event: dict[str, Any]) -> None:
+        version, packet_id, packets = self.versions[number], event["first"], []
+        for message in event["messages"]:
+            for place in range(message["count"]):
+                payload = bytes((place % 256,)) * message["size"]
+                properties = {"content_type": "x"} if message["property"] and version is Version.MQTT_5 else {}
+                topic = message["topic"] or "a"
+                packets.append(
+                    encode(
+                        mqtt.Publish(
+                            topic.replace("+", "x"), payload, message["qos"], message["retain"],
+                            message["dup"] and message["qos"] > 0, packet_id if message["qos"] else 0, properties,
+                        ),
+                        version,
+                    ).replace(b"bad/x", b"bad/+")
+                )  # fmt: skip
+                packet_id = packet_id % 65535 + 1
+        if event["mixed"]:
+            packets = [packet for place in range(3) for packet in packets[place::3]]
+        data = b"".join(packets)
+        for cut in event["cuts"]:
+            self.both(number, data[:cut])
+            data = data[cut:]
+        self.both(number, data)
+
+    def subscribe(self, number: int, event: dict[str, Any]) -> None:
+        version = self.versions[number]
+        five = version is Version.MQTT_5
+        request = mqtt.SubscribeRequest(
+            event["filter"], event["qos"], no_local=five and event["no_local"] and event["filter"][0] != "$"
+        )
+        properties = {"subscription_identifier": event["identifier"]} if five and event["identifier"] else {}
+        self.both(number, encode(mqtt.Subscribe(5, [request], properties), version))
+
+    def unsubscribe(self, number: int, event: dict[str, Any]) -> None:
+        self.both(number, encode(mqtt.Unsubscribe(6, [FILTERS[event["number"]]]), self.versions[number]))
+
+    def acknowledge(self, number: int, event: dict[str, Any]) -> None:
+        for side in self.sides:
+            one = side.clients[number]
+            waiting = one.unacknowledged[: event["count"]]
+            del one.unacknowledged[: event["count"]]
+            if event["order"] == "reversed":
+                waiting.reverse()
+            elif event["order"] == "skipped":
+                waiting = waiting[1::2]
+            out = b""
+            for packet in waiting:
+                identifier = packet.packet_id.to_bytes(2, "big")
+                out += b"\x40\x02" + identifier if packet.qos == 1 else b"\x50\x02" + identifier
+                out += b"\x70\x02" + identifier if packet.qos == 2 else b""
+            if event["order"] == "unknown":
+                out += b"\x40\x02\xff\xf0"
+            side.send(number, out)
+
+    def ping(self, number: int, event: dict[str, Any]) -> None:
+        self.both(number, b"\xc0\0" * (1 + event["number"]))
+
+    def drop(self, number: int, event: dict[str, Any]) -> None:
+        for side in self.sides:
+            side.clients[number].connection.abort()
+
+    def junk(self, number: int, event: dict[str, Any]) -> None:
+        self.both(number, JUNK[event["number"]])
+
+    def disconnect(self, number: int, event: dict[str, Any]) -> None:
+        self.both(number, encode(mqtt.Disconnect(), self.versions[number]))
+
+
+async def compare(happening: list[dict[str, Any]], limits: dict[str, Any], overlap: str) -> None:
+    sides = Side(True, limits, overlap), Side(False, limits, overlap)
+    async with sides[0].broker, sides[1].broker:
+        talk = Conversation(sides)
+        for number in range(3):  # some are there, and everybody hears everything
+            await talk.step({"do": "connect", "who": number, "clean": True, "window": 65535,
+                             "version": Version.MQTT_5 if number % 2 else Version.MQTT_3_1_1})  # fmt: skip
+        for event in happening:
+            await talk.step(event)
+            fast, readable = (side.image() for side in sides)
+            assert fast == readable, event
+        for side in sides:
+            for one in side.clients.values():
+                one.connection.abort()
+            for session in tuple(side.broker._core.sessions):
+                await side.broker.delete_session(session.client_id)
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        assert sides[0].broker._core.budget.used == sides[1].broker._core.budget.used
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    happening=st.lists(events(), min_size=3, max_size=25),
+    limits=st.fixed_dictionaries(
+        {
+            "outbound_receive_maximum": st.sampled_from((5, 10_000)),
+            "maximum_queued_messages": st.sampled_from((10, 1000)),
+            "queue_qos_0": st.booleans(),
+        }
+    ),
+    overlap=st.sampled_from(("merge", "per_subscription")),
+)
+def test_the_same_with_and_without_it(
+    happening: list[dict[str, Any]], limits: dict[str, Any], overlap: str
+) -> None:
+    asyncio.run(compare(happening, limits, overlap))
