@@ -219,8 +219,9 @@ def check_publish_topic(core: Core, topic_name: str) -> None:
         raise TopicNameInvalid("topics that begin with $ are the server's")
     if levels(topic_name) > limits.maximum_topic_levels:
         raise TopicNameInvalid(f"more than {limits.maximum_topic_levels} topic levels")
-    if len(topic_name) > limits.maximum_topic_bytes or len(topic_name.encode()) > limits.maximum_topic_bytes:
-        raise TopicNameInvalid(f"longer than {limits.maximum_topic_bytes} bytes")
+    most = limits.maximum_topic_bytes
+    if 4 * len(topic_name) > most and (len(topic_name) > most or len(topic_name.encode()) > most):
+        raise TopicNameInvalid(f"longer than {most} bytes")
 
 
 def _check_payload(core: Core, message: Message) -> None:

@@ -67,13 +67,15 @@ class MemoryRetainedStore:
 
     def put(self, message: Message, *, owned: bool = False) -> None:
         """Store or replace; see RetainedStore."""
-        growth = self._growth(message) if owned else self.check(message)
+        stored = self._index.get(message.topic_name)
+        growth = message.size - (0 if stored is None else stored[1].size)
+        if not owned:
+            self._check(growth, stored is None)
         if self._journal is not None:
             self._note(self._journal, message)
-        self._keep(message, growth)
+        self._keep(message, growth, stored is None)
 
-    def _keep(self, message: Message, growth: int) -> None:
-        is_new = message.topic_name not in self._index
+    def _keep(self, message: Message, growth: int, is_new: bool) -> None:
         self._budget.take_anyway(growth + is_new * self._overhead)
         self._changes += 1
         self._index.set(message.topic_name, (self._changes, message.bare()))
@@ -104,7 +106,8 @@ class MemoryRetainedStore:
     def restore(self, number: int, message: Message) -> None:
         """A message that the durable store has in row *number*."""
         self._rows[message.topic_name] = number
-        self._keep(message, self._growth(message))
+        stored = self._index.get(message.topic_name)
+        self._keep(message, message.size - (stored[1].size if stored else 0), stored is None)
 
     def revoke(self, message: Message, before: Message | None) -> None:
         """Put *before* in the place of *message*, if that is there still."""
@@ -130,18 +133,18 @@ class MemoryRetainedStore:
 
     def check(self, message: Message) -> int:
         """The bytes by which `put` would grow the store. Raises QuotaExceeded if that is too much."""
-        growth, is_new = self._growth(message), message.topic_name not in self._index
+        stored = self._index.get(message.topic_name)
+        growth = message.size - (0 if stored is None else stored[1].size)
+        self._check(growth, stored is None)
+        return growth
+
+    def _check(self, growth: int, is_new: bool) -> None:
         if is_new and len(self._index) >= self._maximum_messages:
             raise QuotaExceeded(f"{self._maximum_messages} retained messages are stored")
         if growth > 0 and self.size + growth > self._maximum_bytes:
             raise QuotaExceeded(f"{self._maximum_bytes} bytes of retained messages are stored")
         if growth > 0 and not self._budget.has(growth + is_new * self._overhead):
             raise QuotaExceeded("the byte budget of the broker is spent")
-        return growth
-
-    def _growth(self, message: Message) -> int:
-        old = self._index.get(message.topic_name)
-        return message.size - (old[1].size if old else 0)
 
     def delete(self, topic_name: str) -> None:
         """Forget the message of *topic_name*, if there is one."""

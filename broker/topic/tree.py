@@ -215,6 +215,8 @@ class SubscriptionTree(Generic[S]):
                 groups.extend(held.groups.values())
             elif held is not None:
                 found.append((held,))
+        if not found:  # as for most of what is only retained: 1.3 -> 0.6 us
+            return Route((), (), 0)
         size = sum(map(len, found)) + len(groups)
         if self._merges and len(found) > 1:
             found = [_merge_overlaps(found)]
@@ -309,11 +311,14 @@ class _Wildcards:
 
     def find(self, topic_name: str) -> list[str]:
         """The filters that match. Level by level, so each node is visited at most once."""
+        root = self._root
+        if root.children is None and root.plus is None and root.rest is None:
+            return []
         levels = topic_name.split("/")
         found: list[str] = []
-        nodes = [self._root]
+        nodes = [root]
         if topic_name.startswith("$"):  # not for + and # at the root
-            child = (self._root.children or {}).get(levels.pop(0))
+            child = (root.children or {}).get(levels.pop(0))
             nodes = [child] if child else []
         for level in levels:
             if not nodes:
