@@ -270,3 +270,17 @@ async def test_a_descriptor_that_cannot_be_watched_is_closed(caplog: pytest.LogC
         poll.add(descriptor, "")
     assert descriptors() == before
     poll.release()
+
+
+@run
+async def test_a_socket_that_another_process_has_too_is_not_watched_after_its_end() -> None:
+    async with serving(engine="epoll") as server:
+        connection, sock = await server.pair()
+        made: Any = connection
+        poll, inherited = made._poll, os.dup(made.descriptor)  # as a child of fork() has it
+        connection.abort()
+        with sock:
+            await send(sock, b"x")
+            await turns()
+            assert poll.epoll.poll(0) == []
+        os.close(inherited)

@@ -441,11 +441,16 @@ async def test_a_reader_is_told_of_the_end(lines: Lines, kind: str, end: str) ->
         connection.attach(reader)
         if end != "reset":
             getattr(connection, end)()
+            connection.write(b"dropped")
         elif line.sock is not None:
             line.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             line.sock.close()
         elif line.memory is not None:
             line.memory.abort()
         await asyncio.wait_for(reader.ended.wait(), 5)
+        if end == "close" and line.sock is not None:
+            await line.send(b"too late")
+            await turns()
+            assert b"".join(reader.seen) == b""
         if kind != "unix":  # which knows no reset
             assert (reader.failure is not None) == (end == "reset")

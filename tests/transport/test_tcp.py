@@ -350,6 +350,7 @@ async def test_what_is_diverted_ends_with_the_peer(url: str, when: str) -> None:
                 sock.shutdown(socket.SHUT_WR)
                 assert await connection.read() == b""
             raw.divert(lambda data: None)
+            assert await connection.read() == b""
             if when == "after":
                 sock.shutdown(socket.SHUT_WR)
             await connection.wait_closed()
