@@ -116,7 +116,7 @@ def said(series: Series, points: Points) -> list[str]:
         costs = dict(found)
         cells = [tables.short(costs.get(count)) for count in counts]
         rows.append(f"| {title} | {' | '.join(cells)} |")
-    return ["\n".join(rows), " ".join(words(series, title, found) for title, found in points.items())]
+    return ["\n".join(rows), "\n".join(f"- {words(series, title, found)}" for title, found in points.items())]
 
 
 def slope(points: Sequence[tuple[int, float]]) -> float:

@@ -35,7 +35,7 @@ def tables(
     ours: Sequence[str],
     slow: Sequence[str],
 ) -> str:
-    """All tables. Ratios are to the first of *fast*. Its second is held to the goals, *ours* to those of the best."""
+    """All tables. Ratios are to the first of *fast*; the goals are for its second, and the best of *ours*."""
     base = fast[0]
 
     def several(cell: Callable[[Line, str], str], titles: Sequence[str]) -> Callable[[Line], Row]:
