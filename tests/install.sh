@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what the tests need and pip does not bring, where it is missing: the real clients
 # mosquitto-clients (Debian) and MQTT.js (npm), the module that makes a virtual environment, and for
-# tests/faults a C compiler, libfaketime and iproute2 (for networks that lose packets).
+# tests/faults a C compiler, libfaketime and iproute2 (for networks that lose packets); for tests/benchmarks
+# OpenSSL with its headers.
 set -euo pipefail
 cd "$(dirname "$0")/end_to_end/js"
 
@@ -11,6 +12,8 @@ command -v node >/dev/null || missing+=(nodejs)
 "${PYTHON:-python3}" -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
 command -v npm >/dev/null || missing+=(npm)
 command -v cc >/dev/null || missing+=(gcc libc6-dev)
+command -v openssl >/dev/null || missing+=(openssl)
+[ -e /usr/include/openssl/ssl.h ] || missing+=(libssl-dev)
 command -v ip >/dev/null || missing+=(iproute2)
 compgen -G '/usr/lib/*/faketime/libfaketimeMT.so.1' >/dev/null || missing+=(libfaketime)
 
