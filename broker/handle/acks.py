@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from broker.client import Client
 from broker.core import Core
 from broker.errors import MqttError, ReasonCode
@@ -9,18 +11,19 @@ from broker.packet.enums import PacketType, Version
 from broker.packet.message import Message
 from broker.packet.packets import Puback, Pubcomp, Pubrec, Pubrel
 from broker.session.inflight import State
+from broker.session.session import Session
 
 PUBREL, PUBCOMP = 0x62, 0x70  # first bytes
 
 
-async def handle_puback(core: Core, client: Client, packet: Puback) -> None:
+def handle_puback(core: Core, client: Client, packet: Puback) -> None:
     """PUBACK: the QoS 1 message is done, whatever the code says [MQTT-4.4.0-2]. Unknown: ignored."""
     assert client.session is not None
     client.session.acknowledge(packet.packet_id, PacketType.PUBACK, packet.reason_code)
     client.outbound.resume_feed()
 
 
-async def handle_pubrec(core: Core, client: Client, packet: Pubrec) -> None:
+def handle_pubrec(core: Core, client: Client, packet: Pubrec) -> None:
     """PUBREC: PUBREL, or the end of the flow for 0x80 and above [MQTT-4.3.3-4]."""
     assert client.session is not None
     before = core.journal.changes
@@ -33,7 +36,7 @@ async def handle_pubrec(core: Core, client: Client, packet: Pubrec) -> None:
     client.outbound.resume_feed()
 
 
-async def handle_pubrel(core: Core, client: Client, packet: Pubrel) -> None:
+def handle_pubrel(core: Core, client: Client, packet: Pubrel) -> Awaitable[None] | None:
     """PUBREL: the held message is routed now, and PUBCOMP says so [MQTT-4.3.3-11].
 
     If storing or routing fails the message stays held and the connection ends: the client repeats PUBREL.
@@ -42,21 +45,45 @@ async def handle_pubrel(core: Core, client: Client, packet: Pubrel) -> None:
     assert session is not None
     message = session.inflight.held.get(packet.packet_id)
     if message is None:
-        return _answer_unknown(core, client, Pubcomp, packet.packet_id, PUBCOMP)
+        _answer_unknown(core, client, Pubcomp, packet.packet_id, PUBCOMP)
+        return None
     expired = message.expires_at is not None and message.expires_at < core.clock()
     before = core.journal.changes
     if message.retain and not expired:
-        await core.router.retain(message, owned=True)
-    session.let_go(packet.packet_id)
+        if core.hooks.stores_retained:
+            return _store_by_hook(core, client, session, packet.packet_id, message, before)
+        core.router.retain_now(message, owned=True)
+    _let_go(core, client, session, packet.packet_id, message, before, expired)
+    return None
+
+
+async def _store_by_hook(
+    core: Core, client: Client, session: Session, packet_id: int, message: Message, before: int
+) -> None:
+    """A hook stores what is retained, and may wait."""
+    await core.router.retain(message, owned=True)
+    _let_go(core, client, session, packet_id, message, before, False)
+
+
+def _let_go(
+    core: Core,
+    client: Client,
+    session: Session,
+    packet_id: int,
+    message: Message,
+    before: int,
+    expired: bool,
+) -> None:
+    """Route *message*, which nobody holds any more, and answer; *before* is from when PUBREL came."""
+    session.let_go(packet_id)
     if expired:  # the flow goes on, the message does not [MQTT-4.3.3-13]
         core.dropped(client.client_id, message, "expired")
     else:
         _route_held(core, message, core.journal.promise(before, message.topic_name))
     if client.receiving is not None:
-        client.receiving.discard(packet.packet_id)
-    client.acknowledge(PUBCOMP, packet.packet_id, core.journal.promise(before, message.topic_name))
+        client.receiving.discard(packet_id)
+    client.acknowledge(PUBCOMP, packet_id, core.journal.promise(before, message.topic_name))
     client.outbound.resume_feed()
-    return None
 
 
 def _route_held(core: Core, message: Message, after: int) -> None:
@@ -71,7 +98,7 @@ def _route_held(core: Core, message: Message, after: int) -> None:
         core.journal.gate = 0
 
 
-async def handle_pubcomp(core: Core, client: Client, packet: Pubcomp) -> None:
+def handle_pubcomp(core: Core, client: Client, packet: Pubcomp) -> None:
     """PUBCOMP: the QoS 2 message is done. Unknown: ignored."""
     assert client.session is not None
     client.session.acknowledge(packet.packet_id, PacketType.PUBCOMP, packet.reason_code)

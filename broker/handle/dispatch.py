@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from broker.client import Client, Phase
@@ -57,26 +57,15 @@ HANDLERS: dict[type, Handler] = {
 EARLY = {Phase.NEW: (Connect,), Phase.AUTHENTICATING: (Auth, Disconnect)}
 
 
-class _Done:
-    """What is awaited of a packet that is handled already."""
+def dispatcher(core: Core) -> Callable[[Client, Packet], Awaitable[None] | None]:
+    """The function that a Client calls with each packet, in order; gives what must be waited for."""
 
-    def __await__(self) -> Generator[None, None, None]:
-        return
-        yield
-
-
-DONE = _Done()
-
-
-def dispatcher(core: Core) -> Callable[[Client, Packet], Awaitable[None]]:
-    """The function that a Client calls with each packet, in order: DONE, or what it must wait for."""
-
-    def dispatch(client: Client, packet: Packet) -> Awaitable[None]:
+    def dispatch(client: Client, packet: Packet) -> Awaitable[None] | None:
         if client.phase is not CONNECTED and not isinstance(packet, EARLY.get(client.phase, ())):
             raise ProtocolError(f"{type(packet).__name__} before the connection was accepted")
         handler = HANDLERS.get(type(packet))
         if handler is None:
             raise ProtocolError(f"{type(packet).__name__} from a client")
-        return handler(core, client, packet) or DONE
+        return handler(core, client, packet)
 
     return dispatch

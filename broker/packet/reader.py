@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from broker.errors import MalformedPacket, MqttError, PacketTooLarge, ProtocolError
-from broker.packet.codec import check_header, decode_body, read_publish
+from broker.packet.codec import SHORT_ACKS, check_header, decode_body, read_publish, read_short_ack
 from broker.packet.connect import read_protocol
 from broker.packet.dialect import MQTT_5, Dialect
 from broker.packet.enums import PacketType, Version
@@ -136,6 +136,8 @@ class PacketReader:
                 break
             if first & 0xF0 == 0x30:
                 packets.append(read_publish(first, data, start, end, self._dialect))
+            elif length == 2 and first in SHORT_ACKS:
+                packets.append(read_short_ack(first, data, start))
             elif first & 0xF0 == 0x10:
                 packets.append(self._read_connect(first, data[start:end]))
             else:

@@ -18,7 +18,7 @@ from broker.errors import (
     UnknownProtocol,
     UnsupportedProtocolVersion,
 )
-from broker.packet.codec import encode
+from broker.packet.codec import decode, encode
 from broker.packet.enums import Version
 from broker.packet.packets import Connack, Connect, Packet, Pingreq, Publish, Subscribe, SubscribeRequest
 from broker.packet.reader import PacketReader, TopicNames
@@ -314,3 +314,22 @@ def test_a_connect_that_is_too_large_is_refused_by_its_version(cut: int) -> None
     assert reader.feed(raw[:cut]) == [] and reader.error is None and reader.partial
     assert reader.feed(raw[cut:]) == []
     assert type(reader.error) is PacketTooLarge and reader.version is V5
+
+
+# ---- acknowledgements of two bytes -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [0x40, 0x50, 0x62, 0x70, 0x41, 0x60, 0x72])
+@pytest.mark.parametrize("packet_id", [0, 1, 255, 256, 0x1234, 65535])
+@pytest.mark.parametrize("version", [V3, V4, V5])
+def test_short_acknowledgements_are_what_the_table_makes_of_them(
+    first: int, packet_id: int, version: Version
+) -> None:
+    reader, body = connected(version), packet_id.to_bytes(2, "big")
+    found = reader.feed(bytes((first, 2)) + body)
+    try:
+        wanted = decode(first >> 4, first & 0x0F, body, version)
+    except MqttError as error:
+        assert (found, type(reader.error)) == ([], type(error))
+    else:
+        assert (found, reader.error) == ([wanted], None)
