@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs what the tests need and pip does not bring, where it is missing: the real clients
-# mosquitto-clients (Debian) and MQTT.js (npm), the module that makes a virtual environment, and for
-# tests/faults a C compiler, libfaketime and iproute2 (for networks that lose packets); for tests/benchmarks
-# OpenSSL with its headers.
+# mosquitto-clients (Debian) and MQTT.js (npm), the module that makes a virtual environment, a C compiler
+# with Python's headers for the compiled build, OpenSSL with its own for tests/benchmarks, and for tests/faults
+# also libfaketime and iproute2 (for networks that lose packets).
 set -euo pipefail
 cd "$(dirname "$0")/end_to_end/js"
 
@@ -12,6 +12,8 @@ command -v node >/dev/null || missing+=(nodejs)
 "${PYTHON:-python3}" -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
 command -v npm >/dev/null || missing+=(npm)
 command -v cc >/dev/null || missing+=(gcc libc6-dev)
+headers='import os, sys, sysconfig; sys.exit(not os.path.isfile(sysconfig.get_path("include") + "/Python.h"))'
+"${PYTHON:-python3}" -c "$headers" || missing+=(python3-dev)
 command -v openssl >/dev/null || missing+=(openssl)
 [ -e /usr/include/openssl/ssl.h ] || missing+=(libssl-dev)
 command -v ip >/dev/null || missing+=(iproute2)
