@@ -152,6 +152,12 @@ def find(place: Place) -> tuple[Any, str, Callable[..., Any]]:
         raise LookupError(f"{place.module}:{place.name} is not there: {error}") from None
 
 
+def reachable(point: str) -> bool:
+    """Whether the calls of "place: before" can be seen: compiled code does not look methods up in a class."""
+    holder, _, function = find(PLACES[point.rpartition(": ")[0]])
+    return inspect.isfunction(function) or not isinstance(holder, type)
+
+
 def install(place: Place, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Put the wrapped function wherever the broker holds the plain one. Raises LookupError."""
     holder, name, function = find(place)

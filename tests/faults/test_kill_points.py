@@ -23,7 +23,7 @@ from tests.faults.checker import check
 from tests.faults.crowd import look
 from tests.faults.daemon import WAIT, Restartable
 from tests.faults.history import Arrived, Drained, Found, History, Killed
-from tests.faults.killer import MISSING, PLACES, TAKES, VARIABLE, Place, find
+from tests.faults.killer import MISSING, PLACES, TAKES, VARIABLE, Place, find, reachable
 from tests.faults.peer import Peer
 from tests.peer import run_async
 
@@ -337,6 +337,7 @@ MESSAGES: dict[Flow, dict[int, dict[str, str]]] = {
         for flow, levels in MESSAGES.items()
         for qos, points in levels.items()
         for point, left in points.items()
+        if reachable(point)
     ],
 )
 @run_async
@@ -663,6 +664,7 @@ ONLY_5 = (leave_for_good, hand_on, expire)  # 3.1.1 cannot say that
         pytest.param(act, point, left, version, id=f"{act.__name__}-{point}-{version}")
         for act, points in STATES.items()
         for point, left in points.items()
+        if reachable(point)
         for version in ((5,) if act in ONLY_5 else (4, 5))
     ],
 )

@@ -17,9 +17,8 @@ from broker.packet.message import Message
 from broker.store.base import RetainedStore
 from broker.store.budget import ByteBudget
 from broker.store.memory import MemoryRetainedStore
-from broker.topic.index import TopicIndex
 from broker.topic.match import match
-from tests.topic.make import topic_filters, topic_names
+from tests.topic.make import CountedIndex, topic_filters, topic_names
 
 LARGE = 1 << 40
 
@@ -239,31 +238,21 @@ def names(steps: Iterator[Message | None]) -> list[str]:
     return [each.topic_name for each in given(steps)]
 
 
-class Counting(TopicIndex[Any]):
-    """How many names a walk has looked at."""
-
-    looked_at = 0
-
-    def _names(self, topic_filter: str) -> Iterator[str | None]:
-        for each in super()._names(topic_filter):
-            Counting.looked_at += 1
-            yield each
-
-
 @pytest.mark.parametrize(
     ("topic_filter", "matches"), [("a/+", 3000), ("#", 3000), ("+/nowhere", 0), ("a/7", 1)]
 )
 def test_find_takes_a_small_step_at_a_time(topic_filter: str, matches: int) -> None:
     kept, _ = store(messages=3000)
-    kept._index = Counting()
+    index: Any = CountedIndex()
+    kept._index = index
     for number in range(3000):
         kept.put(message(f"a/{number}"))
-    Counting.looked_at, before, count = 0, 0, 0
+    before = count = 0
     steps = kept.find(topic_filter, 0)
-    assert Counting.looked_at == 0
+    assert index.looked_at == 0
     for each in steps:
-        assert Counting.looked_at - before <= 256, "whatever the filter, nobody is held up for long"
-        before = Counting.looked_at
+        assert index.looked_at - before <= 256, "whatever the filter, nobody is held up for long"
+        before = index.looked_at
         count += each is not None
     assert count == matches
 
