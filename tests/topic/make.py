@@ -32,7 +32,7 @@ class Peer:
 
 
 class CountedIndex:
-    """A TopicIndex that counts the walks that have begun, those that go on, and the names they have looked at.
+    """A TopicIndex that counts the walks that have begun, those that go on, and the names looked at.
 
     Around one, not made from it: the class may be compiled. Names are counted in whole slices.
     """
