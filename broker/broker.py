@@ -7,16 +7,15 @@ import contextlib
 import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from broker.client import Client, ClientTerms
+from broker.client import Client
 from broker.config import VERSION, Config
-from broker.core import CONNECTION_OVERHEAD, TLS_OVERHEAD, Core, assemble, open_store, transport_options
+from broker.connections import Connections
+from broker.core import assemble, open_store, transport_options
 from broker.errors import (
     BrokerError,
     MqttError,
@@ -26,26 +25,22 @@ from broker.errors import (
 )
 from broker.gateway.local import LocalSubscription
 from broker.handle.deadlines import check_deadlines
-from broker.handle.disconnect import after_restart, due_work, end_session, serve_client
-from broker.handle.dispatch import dispatcher
-from broker.handle.publish import check_publish_topic, check_store, not_stored, set_expiry
+from broker.handle.disconnect import after_restart, due_work, end_session
+from broker.handle.publish import check_store, set_expiry
 from broker.hook.base import HookBase
 from broker.hook.stats import Stats, sys_values
-from broker.lane.lane import Lane
 from broker.packet.message import Message, travelling
 from broker.packet.packets import NO_PROPERTIES, Properties
 from broker.packet.properties import Place, property_block
-from broker.packet.reader import TopicNames
 from broker.topic.match import match
 from broker.topic.name import check_topic_filter, check_topic_name, split_share
 from broker.topic.subscription import Subscription
-from broker.transport.base import Connection, Listener
+from broker.transport.base import Listener
 from broker.transport.listen import listen
 
 log = logging.getLogger("broker")
 
 STOOD_STILL = 0.5  # seconds late, after which the process must have been stopped for a while
-OVERFLOW = 64  # connections above the maximum that are still read, so that CONNACK can say why
 
 
 class Broker:
@@ -75,14 +70,11 @@ class Broker:
             config = replace(config, listen=(listen,) if isinstance(listen, str) else tuple(listen))
         self.config = config
         self._core = assemble(config, hooks, clock, self._count_drop, self._sys_messages)
-        self._terms = _client_terms(self._core)
         self._listeners: list[Listener] = []
-        self._connections: dict[Client, asyncio.Task[None]] = {}
-        self._addresses: Counter[str] = Counter()
+        self._connections = Connections(self._core)
         self._housekeeping: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()  # wills and ends of sessions that wait for hooks
         self._stopping: asyncio.Event | None = None
-        self._started = False
         self._stop: asyncio.Task[None] | None = None  # one for all who want it
         self._locals: set[LocalSubscription] = set()
         self._local_ids = 0
@@ -106,16 +98,16 @@ class Broker:
 
         Raises OSError, ConfigError, StoreError. After an error nothing is left open.
         """
-        if self._started:
+        if self._connections.open:
             raise BrokerError("the broker is started already")
-        self._started, self._stop = True, None
+        self._connections.open, self._stop = True, None
         self._stopping = asyncio.Event()
         self._core.stats.started_at = self._core.clock()
         try:
             left = await open_store(self._core, self._wall)
             await self._core.hooks.init(self)
         except BaseException:
-            self._started = False
+            self._connections.open = False
             await self._core.journal.stop()
             raise
         try:
@@ -130,12 +122,12 @@ class Broker:
     async def _bind(self) -> None:
         options = transport_options(self.config)
         for url in self.config.listen:
-            listener = listen(url, options, self._accept)
+            listener = listen(url, options, self._connections.accept)
             await listener.start()
             self._listeners.append(listener)
 
     async def _abandon(self) -> None:
-        self._started = False
+        self._connections.open = False
         for listener in self._listeners:
             await listener.stop()
         self._listeners.clear()
@@ -145,7 +137,7 @@ class Broker:
 
     async def serve(self) -> None:
         """Run until cancelled or `request_stop`; then stop in order. Starts first if need be."""
-        if not self._started:
+        if not self._connections.open:
             await self.start()
         assert self._stopping is not None
         try:
@@ -165,20 +157,18 @@ class Broker:
         if it is at work already waits for its end. Cancelled, it gives up the grace time, not the rest.
         """
         if self._stop is None:
-            if not self._started:
+            if not self._connections.open:
                 return
             self._stop = asyncio.create_task(self._stop_in_order())
         try:
             await asyncio.shield(self._stop)
         except asyncio.CancelledError:
-            for client, task in self._connections.items():
-                client.abort(ServerShuttingDown("no time left"))
-                task.cancel()
+            self._connections.give_up("no time left")
             await asyncio.wait([self._stop])
             raise
 
     async def _stop_in_order(self) -> None:
-        self._started = False
+        self._connections.open = False
         self.request_stop()
         for listener in self._listeners:
             await listener.stop()
@@ -201,20 +191,20 @@ class Broker:
 
     async def _drain(self) -> None:
         """End every connection; those that are not gone after the grace time are dropped."""
-        clients = tuple(self._connections)
-        goodbyes = [asyncio.create_task(self._let_go(client)) for client in clients]
+        goodbyes = {asyncio.create_task(self._let_go(client)) for client in self._connections}
         ends = asyncio.get_running_loop().time() + self.config.capacity.grace_time
-        waiting = {*self._connections.values(), *goodbyes, *self._background}
+        waiting = {*goodbyes, *self._background}
         try:
+            await _until(waiting, ends)
+            waiting |= self._connections.tasks()
             await _until(waiting, ends)
             waiting |= self._core.leaving
             await _until(waiting, ends)
         finally:
-            for client in clients:
-                client.abort(ServerShuttingDown("the grace time is over"))
-            for task in waiting:
+            for task in waiting - self._connections.tasks():
                 task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+            self._connections.give_up("the grace time is over")
+        await asyncio.gather(*waiting, *self._connections.tasks(), return_exceptions=True)
 
     async def _let_go(self, client: Client) -> None:
         """Say goodbye, to one whose socket is slow after it has taken what is queued."""
@@ -230,36 +220,6 @@ class Broker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
-
-    # ---- connections
-
-    def _accept(self, connection: Connection) -> None:
-        core, capacity = self._core, self.config.capacity
-        core.stats.connections += 1
-        host = connection.peer.address.rpartition(":")[0]
-        most = capacity.maximum_connections_per_address
-        too_many = len(self._connections) >= capacity.maximum_connections + OVERFLOW
-        if too_many or (most and host and self._addresses[host] >= most) or not self._started:
-            core.stats.connections_refused += 1
-            log.info("refused %s: too many connections", connection.peer.address)
-            connection.abort()
-            return
-        client = Client(connection, self._terms)
-        cost = CONNECTION_OVERHEAD + TLS_OVERHEAD * (connection.peer.transport in ("tls", "wss"))
-        core.budget.take_anyway(cost)
-        self._addresses[host] += 1
-        task = asyncio.create_task(serve_client(core, client))
-        self._connections[client] = task
-        task.add_done_callback(lambda _: self._forget(client, host, cost))
-
-    def _forget(self, client: Client, host: str, cost: int) -> None:
-        task = self._connections.pop(client)
-        self._core.budget.give(cost)
-        self._addresses[host] -= 1
-        if not self._addresses[host]:
-            del self._addresses[host]
-        if not task.cancelled() and task.exception() is not None:
-            log.error("client %r: unexpected error", client.client_id, exc_info=task.exception())
 
     # ---- deadlines
 
@@ -287,7 +247,7 @@ class Broker:
     def _begin_sweep(self) -> list[asyncio.Task[None]]:
         """As `sweep`, without waiting: each will and each end that is due goes on by itself."""
         core, now = self._core, self._core.clock()
-        for client in tuple(self._connections):
+        for client in self._connections:
             check_deadlines(client, self.config.limits, now)
             session = client.session
             if session is not None and session.disconnect_slow and session.link is client:
@@ -419,7 +379,7 @@ class Broker:
             return False
         text = "disconnected by the broker's program"
         client.end(MqttError(text, reason, server_reference=server_reference))
-        task = self._connections.get(client)
+        task = self._connections.task(client)
         if task is not None and asyncio.current_task() not in (task, client.greeting):
             await asyncio.wait([task], timeout=self.config.capacity.grace_time)
         return True
@@ -475,26 +435,7 @@ class Broker:
         core.hooks.on_dropped(client_id, message, reason)
 
 
-async def _until(tasks: set[asyncio.Task[None]], ends: float) -> None:
+async def _until(tasks: set[asyncio.Task[Any]], ends: float) -> None:
     """Wait for *tasks*, but not after *ends* on the clock of the loop."""
     if tasks:
         await asyncio.wait(tasks, timeout=max(0.0, ends - asyncio.get_running_loop().time()))
-
-
-def _client_terms(core: Core) -> ClientTerms:
-    strict = core.config.protocol.disallowed_code_points == "reject"
-    names = TopicNames(strict)
-    lane = Lane(core, names, check_publish_topic)
-    return ClientTerms(
-        limits=core.config.limits,
-        protocol=core.config.protocol,
-        clock=core.clock,
-        stats=core.stats,
-        budget=core.budget,
-        journal=core.journal,
-        names=names,
-        dropped=core.dropped,
-        dispatch=dispatcher(core),
-        lane=lane.take if lane.open and core.config.capacity.fast_lane else None,
-        not_stored=partial(not_stored, core),
-    )

@@ -24,7 +24,7 @@ from broker.packet.message import Message, encode_publish
 from broker.packet.packets import NO_PROPERTIES, Connack, Packet, Properties
 from broker.packet.reader import PacketReader, TopicNames
 from broker.refusal import connack_refusal, disconnect, explain
-from broker.session.alias import InboundAliases, OutboundAliases
+from broker.session.alias import InboundAliases, OutboundAliases, encode_aliased
 from broker.session.session import Session
 from broker.session.will import remaining
 from broker.transport.base import Connection
@@ -53,6 +53,7 @@ class ClientTerms(WriteTerms):
     names: TopicNames
     dropped: Callable[[str, Message | None, str], None]
     dispatch: Callable[[Client, Packet], Awaitable[None] | None]
+    serve: Callable[[Client], None]  # runs a client that has something to read, or is at its end
     lane: Callable[[Client, bytes], bytes] | None = None  # the fast lane: gives what it does not take
     not_stored: Callable[[Client, bytes, Any, Exception], bytes | None]  # what an acknowledgement becomes
 
@@ -70,8 +71,8 @@ class Client:
         "_connection", "_partial_counted", "_task", "_terms", "_writer", "accepted_at", "aliases", "bridge",
         "careful", "connect_expiry_interval", "counted_user", "dropped", "ending", "epoch", "exchange",
         "greeting", "handling", "info", "keep_alive", "last_packet_at", "leaving", "maximum_packet_size",
-        "normal", "outbound", "outbound_aliases", "partial_since", "phase", "problem_information", "reader",
-        "receiving", "session", "version",
+        "normal", "outbound", "outbound_aliases", "over", "partial_since", "phase", "problem_information",
+        "reader", "receiving", "serving", "session", "version",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, terms: ClientTerms) -> None:
@@ -80,7 +81,9 @@ class Client:
         self._terms = terms
         self.outbound = Outbound(connection, terms, self)
         self._writer: asyncio.Task[None] | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self.serving = False  # somebody reads
+        self.over = False  # nothing is read any more
         self.careful = False  # a Maximum Packet Size or Topic Aliases: no frame fits all
         self.phase = Phase.NEW
         self.ending: MqttError | None = None
@@ -134,11 +137,11 @@ class Client:
 
     # ---- the life of the connection
 
-    async def run(self) -> None:
-        """Read until the connection ends, for whatever reason; `ending` tells it. Never raises."""
-        self._task = asyncio.current_task()
+    async def run(self) -> bool:
+        """Read until nothing is left to be read: True. Or until the connection ends: `ending` tells why."""
+        self._task, ended = asyncio.current_task(), True
         try:
-            await self.read_loop()
+            ended = await self.read_loop()
         except MqttError as error:
             self.fail(error)
         except ConnectionError as error:
@@ -154,29 +157,43 @@ class Client:
             self.fail(ImplementationSpecificError("unexpected error in the read loop"))
         finally:
             self._task = None
-            if self._writer is not None:
-                self._writer.cancel()
-            self._connection.tap(None)
-            self._close()
+            if ended:
+                self._end()
+        self.serving = ended
+        return not ended
 
-    async def read_loop(self) -> None:
-        """Bytes in, packets to their handlers. Returns at the end of the stream.
+    def _end(self) -> None:
+        self.over = True
+        if self._writer is not None:
+            self._writer.cancel()
+        self._close()
+        self._connection.attach(None)
+
+    def left(self) -> None:
+        """Something must be read, or it is the end: see transport.Reader."""
+        if not self.serving:
+            self.serving = True
+            self._terms.serve(self)
+
+    async def read_loop(self) -> bool:
+        """Bytes in, packets to their handlers, until all is read or the stream has ended; whether it has.
 
         Whoever sends much, or what takes long, goes on after everybody else had a turn.
         """
         connection, reader, terms = self._connection, self.reader, self._terms
         stats, dispatch = terms.stats, terms.dispatch
-        take = self._take if terms.lane is not None else None
-        connection.tap(None if take is None else self._tapped)
+        offer = self._offer if terms.lane is not None else None
         packet: Packet | None
         while self.ending is None:
+            if not connection.has_unread():
+                return False
             data = await connection.read()
             if not data:
                 self.ending = self.ending or MqttError("closed by the client without DISCONNECT")
-                return
+                return True
             stats.bytes_received += len(data)
             turn_ends, progressed = turn_end(stats), False
-            for packets in reader.parts(data, take):
+            for packets in reader.parts(data, offer):
                 stats.messages_received += len(packets)
                 self.handling = progressed = True
                 if self._partial_counted:
@@ -186,7 +203,7 @@ class Client:
                     if waits is not None:
                         await waits
                     if self.ending is not None:
-                        return
+                        return True
                     if monotonic() > turn_ends:
                         turn_ends = await give_way(stats)
                 packet, packets = None, []  # or they would be held until something comes again
@@ -199,14 +216,17 @@ class Client:
             self.note_partial(progressed)
             if self.outbound.swamped:
                 await self._until_taken()
+        return True
 
-    def _tapped(self, data: bytes) -> bytes:
-        """*data* arrived; gives what the read loop is to get, which counts that. See Connection.tap."""
-        rest = self._take(data)
+    def take(self, data: bytes) -> bytes:
+        """*data* arrived; gives what is for the read loop, which counts it: see transport.Reader."""
+        if self.serving or self._terms.lane is None:
+            return data
+        rest = self._offer(data)
         self._terms.stats.bytes_received += len(data) - len(rest)
         return rest
 
-    def _take(self, data: bytes) -> bytes:
+    def _offer(self, data: bytes) -> bytes:
         """The fast lane takes what it can of *data*; gives the rest."""
         assert self._terms.lane is not None
         try:
@@ -379,46 +399,21 @@ class Client:
         if message.expires_at is not None:
             left = remaining(message.expires_at, self._terms.clock())
             left = min(left, message.properties.get("message_expiry_interval", left))
-        alias, with_topic = 0, True
-        if self.outbound_aliases is not None:
-            alias, with_topic = self.outbound_aliases.find(message.topic_name)
         encode = partial(
-            encode_publish,
-            message,
-            self.version,
-            qos,
-            retain,
-            dup=dup,
-            packet_id=packet_id,
-            subscription_identifiers=identifiers,
-            message_expiry_interval=left,
-        )
-        data = encode(topic_alias=alias, with_topic=with_topic)
-        if alias and with_topic and self._too_large(data):
-            alias, data = 0, encode()  # to define an alias is our choice, no reason to lose the message
-        if self._too_large(data):
-            return None
-        if alias and self.outbound_aliases is not None:
-            self.outbound_aliases.commit(message.topic_name, alias)
-        return data
-
-    def _too_large(self, data: bytes) -> bool:
-        return self.maximum_packet_size is not None and len(data) > self.maximum_packet_size
+            encode_publish, message, self.version, qos, retain,
+            dup=dup, packet_id=packet_id, subscription_identifiers=identifiers, message_expiry_interval=left,
+        )  # fmt: skip
+        return encode_aliased(encode, message.topic_name, self.outbound_aliases, self.maximum_packet_size)
 
     def fits(self, message: Message, qos: int, identifiers: tuple[int, ...]) -> bool:
         """Whether its PUBLISH is within the client's Maximum Packet Size; see terms.Link."""
         if self.maximum_packet_size is None:
             return True
-        return not self._too_large(
-            encode_publish(
-                message,
-                self.version,
-                qos,
-                False,
-                packet_id=1 if qos else 0,
-                subscription_identifiers=identifiers,
-            )
+        packet_id = 1 if qos else 0
+        data = encode_publish(
+            message, self.version, qos, False, packet_id=packet_id, subscription_identifiers=identifiers
         )
+        return len(data) <= self.maximum_packet_size
 
     @property
     def full(self) -> bool:

@@ -36,10 +36,10 @@ from broker.packet.packets import (
 from broker.session.inflight import LAST_IDENTIFIER
 from broker.session.manager import AT_ONCE
 from broker.session.session import Session
-from broker.topic.index import TopicIndex
 from broker.topic.subscription import Subscription
 from tests.peer import Clock, Peer, memory_broker, message_bytes, run_async, settle
 from tests.session.make import Bench
+from tests.topic.make import CountedIndex
 from tests.wire import turns, until
 
 V3, V5 = Version.MQTT_3_1_1, Version.MQTT_5
@@ -48,9 +48,9 @@ SHORT = {"message_expiry_interval": 5}
 SUBSCRIPTION = Subscription("t", 1)
 
 
-def by_hand(maximum_bytes: int = 1 << 30, **limits: Any) -> Config:
+def by_hand(maximum_bytes: int = 1 << 30, fast_lane: bool = True, **limits: Any) -> Config:
     """Without a clockwork of its own."""
-    capacity = Capacity(sweep_interval=0, sys_interval=0, maximum_bytes=maximum_bytes)
+    capacity = Capacity(sweep_interval=0, sys_interval=0, maximum_bytes=maximum_bytes, fast_lane=fast_lane)
     return Config(capacity=capacity, limits=Limits(**limits))
 
 
@@ -117,28 +117,10 @@ class Most:
 # ---- retained messages: a walk through them holds nobody up, and one at a time is enough
 
 
-class Walks(TopicIndex[Any]):
-    """Counts the walks that have begun, those that go on, and the names they have looked at."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.begun = self.open = self.looked_at = 0
-
-    def _names(self, topic_filter: str) -> Iterator[str | None]:
-        self.begun += 1
-        self.open += 1
-        try:
-            for each in super()._names(topic_filter):
-                self.looked_at += 1
-                yield each
-        finally:
-            self.open -= 1
-
-
-def retained(broker: Broker, count: int, name: str = "a/{}/x", payload: bytes = b"1") -> Walks:
+def retained(broker: Broker, count: int, name: str = "a/{}/x", payload: bytes = b"1") -> CountedIndex:
     """*count* retained messages of QoS 1 in an index that counts."""
     store: Any = broker._core.retained
-    store._index = walks = Walks()
+    store._index = walks = CountedIndex()
     for number in range(count):
         store.put(Message(name.format(number), payload, 1, True))
     return walks
@@ -369,7 +351,7 @@ def test_a_message_for_a_full_queue_does_not_look_through_it(policy: str) -> Non
 @run_async
 async def test_one_read_for_many_subscribers_gives_others_a_turn(connected: bool) -> None:
     """Deliveries count, and so do drops: a session that is full costs as well."""
-    async with memory_broker(by_hand(maximum_queued_messages=1)) as broker:
+    async with memory_broker(by_hand(maximum_queued_messages=1, fast_lane=False)) as broker:
         readers = [Peer(broker) for _ in range(40)]
         for number, reader in enumerate(readers):
             await reader.connect(f"s{number}", properties=KEPT)
@@ -392,7 +374,7 @@ async def test_one_read_for_many_subscribers_gives_others_a_turn(connected: bool
 )
 @run_async
 async def test_one_read_of_many_small_packets_gives_others_a_turn(raw: bytes, count: int) -> None:
-    async with memory_broker(by_hand()) as broker:
+    async with memory_broker(by_hand(fast_lane=False)) as broker:
         peer = Peer(broker)
         await peer.connect("p")
         stats = broker.stats

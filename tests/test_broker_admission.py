@@ -54,7 +54,7 @@ async def test_far_above_the_maximum_connections_are_not_even_read() -> None:
     async with memory_broker(config(maximum_connections=1)) as broker:
         wires = [Wire() for _ in range(100)]
         for wire in wires:
-            broker._accept(wire)
+            broker._connections.accept(wire)
         assert len(broker._connections) == 65
         assert sum(wire.aborted for wire in wires) == 35 == broker.stats.connections_refused
 
@@ -74,12 +74,12 @@ async def test_maximum_connections_per_address() -> None:
         ]
         wires = [from_address(address) for address in addresses]
         for wire in wires:
-            broker._accept(wire)
+            broker._connections.accept(wire)
         assert [wire.aborted for wire in wires] == [0, 0, 1, 0, 0, 0, 1, 0]
         wires[0].incoming.put_nowait(b"")
         await until(lambda: len(broker._connections) == 5)
         late = from_address("10.0.0.1:5004")
-        broker._accept(late)
+        broker._connections.accept(late)
         assert not late.aborted
         for _ in range(5):
             assert Peer(broker), "connections in memory have no address"
@@ -215,7 +215,7 @@ async def test_a_late_teardown_of_the_old_connection_never_touches_the_new_one(e
     async with memory_broker(config()) as broker:
         watcher = broker.subscribe("will/#")
         wire, new = Wire(), Peer(broker)
-        broker._accept(wire)
+        broker._connections.accept(wire)
         wire.incoming.put_nowait(
             encode(Connect("c", user_name="ada", will=Will("will/old", b""), properties=properties), V5)
         )

@@ -309,7 +309,7 @@ async def test_nobody_comes_in_after_stop() -> None:
     with pytest.raises(ConnectionRefusedError):
         listener.connect()  # type: ignore[attr-defined]
     wire = Wire()
-    broker._accept(wire)  # accepted by a listener in the same moment
+    broker._connections.accept(wire)  # accepted by a listener in the same moment
     assert wire.aborted and not broker._connections
 
 
@@ -331,7 +331,7 @@ def test_nothing_of_a_client_stays(name: str) -> None:
             assert not others(), "no task is left"
             del peer
             assert clients_in_memory() == before, "and no Client, while the broker goes on"
-            assert not broker._core.users and not broker._addresses
+            assert not broker._core.users and not broker._connections._addresses
             assert broker._core.budget.used == 0
             assert broker._core.tree.count == 0
             gc.collect()

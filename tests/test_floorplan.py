@@ -15,7 +15,8 @@ BROKER = Path(__file__).parent.parent / "broker"
 
 ORDER = (
     *("errors", "config", "packet", "topic", "store", "session", "hook", "router", "transport"),
-    *("outbound", "refusal", "client", "core", "lane", "handle", "gateway", "cluster", "broker", "testing"),
+    *("outbound", "refusal", "client", "core", "lane", "handle"),
+    *("gateway", "cluster", "connections", "broker", "testing"),
 )
 
 
@@ -42,6 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "handle": above("handle", "transport"),
     "gateway": above("gateway", "handle"),
     "cluster": above("cluster"),
+    "connections": above("connections", "gateway"),
     "broker": above("broker"),
     "testing": {*above("testing"), "__init__"},
     "__init__": {*above("testing")},

@@ -3,9 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 
+from broker.transport.base import Reader
 from broker.transport.memory import MEMORY
+
+
+class Incoming:
+    """What the peer sent and nobody has read."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self.unread: deque[bytes | Exception] = deque()
+        self.arrival = asyncio.Event()
+
+    async def arrived(self) -> None:
+        """Wait for more, or for the end."""
+        self.arrival.clear()
+        await self.arrival.wait()
+
+    def put_nowait(self, data: bytes | Exception) -> None:
+        """*data* arrives; b"" is the end of the stream, an exception that of the network."""
+        if data and isinstance(data, bytes) and not self.unread and self._wire.reader is not None:
+            data = self._wire.reader.take(data)
+            if not data:
+                return
+        self.unread.append(data)
+        self._wire.tell()
 
 
 class Wire:
@@ -17,25 +42,30 @@ class Wire:
         self.stuck = False
         self.held = 0  # bytes pending
         self.closed = self.aborted = 0  # how often
-        self.first: Callable[[bytes], bytes] | None = None  # see Connection.tap
-        self.incoming: asyncio.Queue[bytes | Exception] = asyncio.Queue()
+        self.incoming = Incoming(self)
+        self.reader: Reader | None = None
         self._drained = asyncio.Event()
         self._gone = asyncio.Event()
 
     async def read(self) -> bytes:
-        while not (self.closed or self.aborted):
-            data = await self.incoming.get()
-            if isinstance(data, Exception):
-                raise data
-            if data and self.first is not None:
-                data = self.first(data)
-                if not data:
-                    continue
-            return data
-        return b""
+        while not self.has_unread():
+            await self.incoming.arrived()
+        data = b"" if self.closed or self.aborted else self.incoming.unread.popleft()
+        if isinstance(data, Exception):
+            raise data
+        return data
 
-    def tap(self, take: Callable[[bytes], bytes] | None) -> None:
-        self.first = take
+    def attach(self, reader: Reader | None) -> None:
+        self.reader = reader
+
+    def has_unread(self) -> bool:
+        return bool(self.incoming.unread or self.closed or self.aborted)
+
+    def tell(self) -> None:
+        """Somebody must read."""
+        self.incoming.arrival.set()
+        if self.reader is not None:
+            self.reader.left()
 
     def write(self, data: bytes) -> None:
         if self.closed or self.aborted:
@@ -66,11 +96,13 @@ class Wire:
     def close(self) -> None:
         self.closed += 1
         self._gone.set()
+        self.tell()
 
     def abort(self) -> None:
         self.aborted += 1
         self.take(self.held)
         self._gone.set()
+        self.tell()
 
     async def wait_closed(self) -> None:
         await self._gone.wait()

@@ -35,17 +35,24 @@ async def handle_disconnect(core: Core, client: Client, packet: Disconnect) -> N
     client.finish()
 
 
-async def serve_client(core: Core, client: Client) -> None:
-    """The whole life of one connection, from the first byte to the last trace of it."""
+async def serve_client(core: Core, client: Client) -> bool:
+    """Read what there is: True. At the end of the connection also remove the last trace of it: False."""
+    stays = False
     try:
-        await client.run()
+        stays = await client.run()
     finally:
-        if client.leaving is not None:  # a takeover has begun it, in its turn
+        if not stays:
+            await _see_off(core, client)
+    return stays
+
+
+async def _see_off(core: Core, client: Client) -> None:
+    if client.leaving is not None:  # a takeover has begun it, in its turn
+        await leave(core, client)
+    elif client.session is not None:
+        async with core.turns.of(client.session.client_id):
             await leave(core, client)
-        elif client.session is not None:
-            async with core.turns.of(client.session.client_id):
-                await leave(core, client)
-        await _farewell(core, client)
+    await _farewell(core, client)
 
 
 async def _farewell(core: Core, client: Client) -> None:

@@ -9,6 +9,7 @@ same, slower: tests/lane compares them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -23,10 +24,11 @@ from broker.session.inflight import SentRun
 from broker.session.session import Session
 
 PUBLISH_0, PUBLISH_1, PUBACK, PINGREQ = 0x30, 0x32, 0x40, 0xC0  # first bytes
-PINGRESP = b"\xd0\0"
+PINGREQS, PINGRESP = re.compile(rb"(?:\xc0\0)+"), b"\xd0\0"
 SHORT = 16 * 1024  # bytes: a packet of more is read by the readable lane
 KNOWN = 16_384  # Topic Names whose audience is remembered, for each version and QoS
 LONGEST = 1024  # bytes of such a name
+MOST = 5000  # slices handed out for one read, a millisecond about: then others have a turn
 
 A = TypeVar("A")
 
@@ -97,10 +99,8 @@ class Lane:
                 at = self._take_qos_1(client, data, at)
             elif first == PUBACK:
                 at = self._take_pubacks(client, data, at)
-            elif first == PINGREQ and data[at + 1 : at + 2] == b"\0":
-                client.outbound.put_control(PINGRESP)
-                self._core.stats.messages_received += 1
-                at += 2
+            elif first == PINGREQ:
+                at = self._take_pingreqs(client, data, at)
             if at == before:
                 break
         return at
@@ -175,7 +175,7 @@ class Lane:
         known = self._known_0[five]
         audience: Audience | None = None
         opened: list[Member] = []
-        begin, count, received, sent, size = at, 0, 0, 0, len(data)
+        begin, count, received, sent, work, size = at, 0, 0, 0, 0, len(data)
         last_topic, last_length = b"", 0
         self._reads += 1
         while at + 4 < size and data[at] == PUBLISH_0:
@@ -197,9 +197,10 @@ class Lane:
                         sent += count * audience.size
                     received += count
                     begin, count = at, 0
-                    audience = found if found is not None and self._opens(found, opened) else None
+                    audience = found if work < MOST and self._opens(found, opened) else None
                     if audience is None:
                         break
+                    work += audience.size
                 last_topic = topic
             elif length == last_length and _repeats(data, at, end):
                 number = count_equal(data, at, end - at, data[at : topic_end + five])
@@ -223,8 +224,10 @@ class Lane:
         stats.messages_sent += sent
         return at
 
-    def _opens(self, audience: Audience, opened: list[Member]) -> bool:
+    def _opens(self, audience: Audience | None, opened: list[Member]) -> bool:
         """Whether all of *audience* can take packets of this read."""
+        if audience is None:
+            return False
         if audience.read != self._reads:
             for member in audience.members:
                 if not member.collects:
@@ -256,7 +259,7 @@ class Lane:
         opened: list[Audience1] = []
         identifiers: list[bytes] = []
         acknowledged: list[bytes] = []
-        size, last_topic, last_length = len(data), b"", 0
+        size, work, last_topic, last_length = len(data), 0, b"", 0
         most = size + self._overhead * (size // 8)  # bytes that all of it could take
         while at + 6 < size and data[at] == PUBLISH_1:
             length, start = data[at + 1], at + 2
@@ -275,7 +278,8 @@ class Lane:
             if topic != last_topic:
                 found = known.get(topic) or self._find_1(known, topic, five)
                 if found is None or found is not audience:
-                    audience = self._turn_to(found, opened, client, most)
+                    audience = self._turn_to(found, opened, client, most) if work < MOST else None
+                    work += 1 if found is None else len(found.members)
                 last_topic = topic
             elif length == last_length and audience is not None and _repeats(data, at, end):
                 _acknowledge(acknowledged, identifiers)
@@ -387,6 +391,16 @@ class Lane:
             client.outbound.resume_feed()
         return at
 
+    def _take_pingreqs(self, client: Client, data: bytes, at: int) -> int:
+        """PINGREQs, each of which is answered; where they end."""
+        found = PINGREQS.match(data, at)
+        if found is None:
+            return at
+        count = (found.end() - at) // 2
+        client.outbound.put_control(PINGRESP * count, count)
+        self._core.stats.messages_received += count
+        return found.end()
+
 
 def _remember(known: dict[bytes, A | None], topic: bytes, audience: A | None) -> None:
     if len(topic) <= LONGEST:
@@ -406,7 +420,6 @@ def _acknowledge(acknowledged: list[bytes], identifiers: list[bytes]) -> None:
     if identifiers:
         acknowledged.append(b"\x40\x02" + b"\x40\x02".join(identifiers))
         identifiers.clear()
-
 
 def _count_same(data: bytes, at: int, expected: bytes, place: int) -> int:
     """How many acknowledgements at *at* are the *expected* ones."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from broker.errors import ProtocolError, QuotaExceeded, TopicAliasInvalid
 from broker.packet.packets import Publish
@@ -83,3 +84,21 @@ class OutboundAliases:
             self._aliases.popitem(last=False)
         self._aliases[topic_name] = alias
         self._aliases.move_to_end(topic_name)
+
+
+def encode_aliased(
+    encode: Callable[..., bytes], topic_name: str, aliases: OutboundAliases | None, most: int | None
+) -> bytes | None:
+    """The PUBLISH that *encode* makes, with an alias if there is one; None: it has more than *most* bytes.
+
+    *encode* takes `topic_alias` and `with_topic`.
+    """
+    alias, with_topic = (0, True) if aliases is None else aliases.find(topic_name)
+    data = encode(topic_alias=alias, with_topic=with_topic)
+    if alias and with_topic and most is not None and len(data) > most:
+        alias, data = 0, encode()  # to define an alias is our choice, no reason to lose the message
+    if most is not None and len(data) > most:
+        return None
+    if alias and aliases is not None:
+        aliases.commit(topic_name, alias)
+    return data

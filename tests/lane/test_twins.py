@@ -79,8 +79,9 @@ class Side:
             protocol=Protocol(takeover="any", overlap=overlap),  # type: ignore[arg-type]
         )
         self.broker = memory_broker(config, clock=self.clock)
-        assert (self.broker._terms.lane is not None) is fast_lane
+        assert (self.broker._connections._terms.lane is not None) is fast_lane
         self.clients: dict[int, One] = {}
+        self.cut_off = False  # somebody was
 
     async def connect(self, number: int, version: Version, clean: bool, window: int) -> None:
         one = self.clients[number] = One(self.broker, f"{number}", version)
@@ -97,6 +98,7 @@ class Side:
     def image(self) -> dict[str, Any]:
         """Everything that must agree; but how much was read of one who was cut off, nobody cares."""
         stats, core = self.broker.stats, self.broker._core
+        self.cut_off |= any(one.ended for one in self.clients.values())
         return {
             "received": {number: one.take() for number, one in self.clients.items()},
             "stats": {
@@ -104,7 +106,7 @@ class Side:
                 for name in ("messages_received", "messages_sent", "publish_received", "publish_sent")
             },
             "sent": stats.bytes_sent,
-            "bytes": None if any(one.ended for one in self.clients.values()) else stats.bytes_received,
+            "bytes": None if self.cut_off else stats.bytes_received,
             "dropped": dict(stats.dropped),
             "sessions": {s.client_id: self.of_session(s) for s in core.sessions},
             "retained": core.retained.size,
