@@ -44,7 +44,7 @@ class Rogue:
     def read(self) -> None:
         """Check, and perhaps answer, all that has come."""
         while self.connection is not None and self.reads and self.connection._incoming.chunks:
-            data = self.connection._incoming._take()
+            data = self.connection._incoming._unqueue()
             for packet in self._reader.feed(data) if self._known else ():
                 self._check(packet)
                 if self.answers:

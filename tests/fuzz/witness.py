@@ -57,7 +57,7 @@ class Witness:
 
     def _packets(self) -> Iterator[Packet]:
         while not self.lost and self._connection._incoming.chunks:
-            yield from self._reader.feed(self._connection._incoming._take())
+            yield from self._reader.feed(self._connection._incoming._unqueue())
             assert self._reader.error is None
 
     def drop(self) -> None:
