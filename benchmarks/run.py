@@ -72,7 +72,10 @@ def main() -> None:
     results: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for scenario, title, answer in kept["answers"]:
         results.setdefault((scenario, title), []).append(answer)
-    text = kept["made"] + "\n\n" + tables.tables(results, chosen, kept["fast"], kept["ours"], kept["slow"])
+    rounds = max(map(len, results.values()))
+    text = f"Medians of {rounds} interleaved round(s) of {kept['made']}\n\n" + tables.tables(
+        results, chosen, kept["fast"], kept["ours"], kept["slow"]
+    )
     if for_readme:
         README.write_text(tables.between(README.read_text(), "figures", text))
     else:
@@ -259,9 +262,10 @@ def summary(scenario: Scenario, answer: dict[str, Any]) -> str:
 
 
 def circumstances(wanted: argparse.Namespace, base: str) -> str:
+    """How it was measured, but for the rounds: a run may be ended early."""
     python = f"{platform.python_implementation()} {platform.python_version()}"
     return (
-        f"Medians of {wanted.rounds} interleaved round(s) of {wanted.secs:g} s; {python}; "
+        f"{wanted.secs:g} s; {python}; "
         f"{os.cpu_count()} cores, one for the broker and one for the generator; ratios are to {base}."
     )
 
