@@ -44,9 +44,11 @@ def handle_publish(core: Core, client: Client, packet: Publish) -> Awaitable[Non
     assert session is not None
     core.stats.publish_received += 1
     limits, topic_name, qos = core.config.limits, packet.topic_name, packet.qos
-    if packet.block is not None:
-        topic_name = _resolve_topic(client, packet, packet.block)
-    if packet.block is not None or packet.retain or qos > limits.maximum_qos:
+    block = packet.block
+    if block is not None and not block.is_plain:
+        topic_name = _resolve_topic(client, packet, block)
+        check_user_properties(core, block.properties)
+    if packet.retain or qos > limits.maximum_qos:
         _check_capability(core, client, packet)
     if qos:
         if packet.packet_id in session.inflight.held:
@@ -58,7 +60,7 @@ def handle_publish(core: Core, client: Client, packet: Publish) -> Awaitable[Non
     try:
         if topic_name not in core.tree.routes or topic_name[0] == "$":
             check_publish_topic(core, topic_name)
-        if packet.block is not None:
+        if block is not None and not block.is_plain:
             _check_payload(core, message)
         if core.hooks.inspects_publish:
             found = core.hooks.inspect_publish(client.info, message)
@@ -155,8 +157,6 @@ def _resolve_topic(client: Client, packet: Publish, block: PropertyBlock) -> str
 def _check_capability(core: Core, client: Client, packet: Publish) -> None:
     """What CONNACK announced [MQTT5 3.2.2.3]; 3.x clients, which cannot be told, may set RETAIN in vain."""
     limits = core.config.limits
-    if packet.block is not None and packet.block.user_properties:
-        check_user_properties(core, packet.properties)
     if packet.qos > limits.maximum_qos:
         raise QosNotSupported(f"QoS {packet.qos}")
     if packet.retain and not limits.retain_available and client.version is Version.MQTT_5:
@@ -192,13 +192,15 @@ def _count_received(core: Core, client: Client, receiving: set[int]) -> None:
 
 def _message(core: Core, client: Client, packet: Publish, topic_name: str) -> Message:
     block, limits = packet.block, core.config.limits
-    retain = packet.retain and limits.retain_available
+    most, retain = limits.message_expiry_interval, packet.retain and limits.retain_available
     properties = NO_PROPERTIES if block is None else copied(block)
     message = Message(topic_name, packet.payload, packet.qos, retain, properties, client.info.client_id)
     if block is not None:
         message.block = block
-    if limits.message_expiry_interval or (block is not None and block.expiry is not None):
-        set_expiry(message, limits.message_expiry_interval, core.clock())
+        if block.expiry is not None and not most:
+            message.expire_after(block.expiry, core.clock())
+    if most:
+        set_expiry(message, most, core.clock())
     return message
 
 

@@ -104,10 +104,17 @@ def read_publish(flags: int, data: bytes, at: int, end: int, dialect: Dialect) -
     topic_name = dialect.names[data[begin:topic_end]]
     block = None
     if dialect.five:
-        if at < end and data[at] == 0:
-            at += 1
-        else:
-            block, at = _publish_block(data, at, end, dialect)
+        if at >= end:
+            raise MalformedPacket("PUBLISH ends before its properties")
+        length = data[at]
+        at += 1
+        if 0 < length < 0x80 and at + length <= end:
+            block = dialect.blocks[data[at : at + length]]
+            at += length
+        elif length:
+            block, at = _long_block(data, at - 1, end, dialect)
+        if block is not None and not block.is_plain:
+            _check_side(block, dialect)
     properties = NO_PROPERTIES if block is None else block.properties
     if not topic_name:
         _check_empty_topic(properties, dialect)
@@ -116,21 +123,19 @@ def read_publish(flags: int, data: bytes, at: int, end: int, dialect: Dialect) -
     )  # fmt: skip
 
 
-def _publish_block(data: bytes, at: int, end: int, dialect: Dialect) -> tuple[PropertyBlock, int]:
-    """The properties that are there, and the offset after them."""
-    if at >= end:
-        raise MalformedPacket("PUBLISH ends before its properties")
-    length, begin = data[at], at + 1
-    if length > 0x7F:
-        length, width = read_varint(data[at : min(at + 4, end)], 0)
-        begin = at + width
+def _long_block(data: bytes, at: int, end: int, dialect: Dialect) -> tuple[PropertyBlock, int]:
+    """Properties with a length of more than one byte, or that are not all there; the offset after them."""
+    length, width = read_varint(data[at : min(at + 4, end)], 0)
+    begin = at + width
     stop = begin + length
     if stop > end:
         raise MalformedPacket("properties run past the end of the packet")
-    block = dialect.blocks[data[begin:stop]]
+    return dialect.blocks[data[begin:stop]], stop
+
+
+def _check_side(block: PropertyBlock, dialect: Dialect) -> None:
     if dialect.from_client and "subscription_identifier" in block.properties:
         raise ProtocolError("subscription identifier from a client")
-    return block, stop
 
 
 def _check_empty_topic(properties: Properties, dialect: Dialect) -> None:

@@ -106,6 +106,13 @@ class Message:
             self.block = publish_block(self.properties)
         return self.block.wire
 
+    def expire_after(self, interval: int, now: float) -> None:
+        """Its deadline, *interval* seconds from *now*: for a second from now that is what is left."""
+        self.expires_at = now + interval
+        self._left = interval
+        self._ages_at = now + 1
+        self._frames = None
+
     def count_down(self, now: float) -> int | None:
         """The seconds until it expires, rounded up, never below 0 [MQTT5 3.3.2.3.3]; None: it does not.
 
@@ -160,10 +167,19 @@ class Message:
             found = frames[key] = self._make_frame(version, qos, retain)
         return found
 
+    def _sent_properties(self) -> bytes:
+        """All properties on the wire, with what is left of the Message Expiry Interval."""
+        block, left = self.block, self._left
+        if block is not None and block.expiry is None and left is None:
+            return block.head
+        if block is not None and block.expiry is not None and left is not None:
+            return block.head + left.to_bytes(4, "big")
+        return _properties(self, left, 0, ())
+
     def _make_frame(self, version: Version, qos: int, retain: bool) -> tuple[bytes, bytes]:
         topic, payload, block = _TOPICS[self.topic_name], self.payload, b""
         if version is MQTT_5:
-            block = _properties(self, self._left, 0, ()) if self.properties else b"\0"
+            block = self._sent_properties() if self.properties else b"\0"
         first = _FIRST_BYTES[qos << 1 | retain]
         if qos == 0:
             length = varint_bytes(len(topic) + len(block) + len(payload))

@@ -35,16 +35,20 @@ NO_PROPERTIES: Properties = _NoProperties()
 class PropertyBlock:
     """The property block of a PUBLISH, read once for all that bring the same bytes: nobody changes one.
 
-    *wire* is what travels of it, without Property Length and Message Expiry Interval, and *travels* the
-    mapping of what travels. *size* is about the bytes of memory that this takes; -1: not counted yet.
+    *wire* is what travels of it, without Property Length and Message Expiry Interval, *travels* the mapping
+    of what travels, and *head* all of it that is sent, but for the four bytes of the interval at the end.
+    *is_plain*: there is nothing to look at, no Topic Alias, no Subscription Identifier, no User Property, and
+    the payload is not said to be text. *size* is about the bytes of memory it takes; -1: not counted yet.
     """
 
     properties: Properties  # as received
     travels: Properties
     wire: bytes
+    head: bytes
     expiry: int | None  # Message Expiry Interval, seconds
     topic_alias: int  # 0: none
     user_properties: int  # how many
+    is_plain: bool
     size: int = -1
 
 

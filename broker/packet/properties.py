@@ -212,25 +212,27 @@ def publish_block(properties: Properties, raw: bytes | None = None) -> PropertyB
     ValueError for what must not stand there.
     """
     expiry: int | None = properties.get("message_expiry_interval")
-    pairs = len(properties.get("user_property", ()))
-    all_travel = STAYS_BEHIND.isdisjoint(properties)
-    if raw is not None and all_travel and expiry is None:
-        return PropertyBlock(properties, properties, raw, None, 0, pairs)
     alias: int = properties.get("topic_alias", 0)
+    all_travel = STAYS_BEHIND.isdisjoint(properties)
     travels = properties if all_travel else travelling(properties)
-    wire = None if raw is None else _travelling_bytes(raw, expiry, alias, properties)
+    wire = None if raw is None else _travelling_bytes(raw, expiry, alias, all_travel, properties)
     if wire is None:
         rest = {name: value for name, value in travels.items() if name != "message_expiry_interval"}
         wire = property_block(rest, PUBLISH)
-    return PropertyBlock(properties, travels, wire, expiry, alias, pairs)
+    head = varint_bytes(len(wire)) + wire if expiry is None else varint_bytes(len(wire) + 5) + wire + b"\x02"
+    pairs = len(properties.get("user_property", ()))
+    is_plain = all_travel and not pairs and not properties.get("payload_format_indicator")
+    return PropertyBlock(properties, travels, wire, head, expiry, alias, pairs, is_plain)
 
 
-def _travelling_bytes(raw: bytes, expiry: int | None, alias: int, properties: Properties) -> bytes | None:
+def _travelling_bytes(
+    raw: bytes, expiry: int | None, alias: int, all_travel: bool, properties: Properties
+) -> bytes | None:
     """*raw* without Message Expiry Interval and Topic Alias; None if that cannot be told from looking at it.
 
     A value may hold the same bytes by chance.
     """
-    if "subscription_identifier" in properties:
+    if not all_travel and "subscription_identifier" in properties:
         return None
     rest: bytes | None = raw
     if expiry is not None:

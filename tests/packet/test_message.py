@@ -16,6 +16,7 @@ from broker.packet.codec import decode, encode
 from broker.packet.enums import Version
 from broker.packet.message import Message, encode_publish, retained_packets
 from broker.packet.packets import NO_PROPERTIES, Publish
+from broker.packet.properties import PropertyBlocks, copied
 from broker.packet.wire import read_varint
 from tests.packet import strategies as make
 
@@ -245,6 +246,22 @@ def test_never_more_is_left_than_the_publisher_said() -> None:
     assert message.count_down(100.0) == 5
     assert message.count_down(100.2) == 5
     assert message.count_down(101.2) == 4
+
+
+@pytest.mark.parametrize("interval", [0, 1, 5, 2**32 - 1])
+@pytest.mark.parametrize("raw", [b"", bytes.fromhex("030001 63")])
+def test_expire_after_is_a_deadline_and_what_is_left(interval: int, raw: bytes) -> None:
+    block = PropertyBlocks()[raw + b"\x02" + interval.to_bytes(4, "big")]
+    for began in (0.0, 0.3, 1e6 + 0.1):
+        short = Message("t", b"x", properties=copied(block))
+        short.block = block
+        short.expire_after(interval, began)
+        plain = Message("t", b"x", properties=copied(block), expires_at=began + interval)
+        assert short.expires_at == plain.expires_at
+        for later in (0.0, 0.5, 0.999, 1.001, 1.5, 3.0):
+            assert short.count_down(began + later) == plain.count_down(began + later)
+            assert short.frame(V5, 1, False) == plain.frame(V5, 1, False)
+            assert short.frame(V4, 1, False) == plain.frame(V4, 1, False)
 
 
 def test_what_does_not_expire_counts_nothing() -> None:

@@ -256,6 +256,7 @@ def test_any_bytes_give_properties_or_an_error(raw: bytes, place: Place) -> None
 
 # ---- the block of a PUBLISH ------------------------------------------------------------------
 
+PUBLISH = Place.PUBLISH
 EXPIRY, ALIAS = bytes.fromhex("0200000005"), bytes.fromhex("230007")
 
 
@@ -264,13 +265,20 @@ def agrees(found: PropertyBlock, properties: Properties) -> None:
     travels = travelling(properties)
     rest = {name: value for name, value in travels.items() if name != "message_expiry_interval"}
     wire = bytearray()
-    write_properties(wire, rest, Place.PUBLISH)
+    write_properties(wire, rest, PUBLISH)
     assert bytes(varint_bytes(len(found.wire)) + found.wire) == wire
     assert (found.properties, found.travels) == (properties, travels)
     assert found.expiry == properties.get("message_expiry_interval")
     assert found.topic_alias == properties.get("topic_alias", 0)
     assert found.user_properties == len(properties.get("user_property", ()))
     assert copied(found) == travels
+    not_plain = {"topic_alias", "subscription_identifier", "user_property"} & set(properties)
+    assert found.is_plain == (not not_plain and properties.get("payload_format_indicator", 0) == 0)
+    whole = bytearray()
+    write_properties(
+        whole, {**rest, **({"message_expiry_interval": 5} if found.expiry is not None else {})}, PUBLISH
+    )
+    assert found.head + (bytes((0, 0, 0, 5)) if found.expiry is not None else b"") == whole
     assert block_size(found) == block_size(found) == properties_size(travels)
 
 
