@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -197,17 +198,23 @@ async def test_user_properties_that_cannot_be_sent_are_left_out(pair: Any) -> No
 class Willing(HookBase):
     """Gives the client "bad" a will that is none."""
 
-    def __init__(self, will: Any) -> None:
-        self.will = will
+    def __init__(self, will: Callable[[], Any]) -> None:
+        self.will = will  # makes it: what is compiled raises
 
     async def on_connect(self, client: Any, packet: Connect) -> None:
         if client.client_id == "bad":
-            packet.will = self.will
+            packet.will = self.will()
 
 
 @pytest.mark.parametrize(
     "will",
-    ["rubbish", 5, Will("a/#", b""), Will(None, b""), Will("w", b"", 0, False, {"content_type": 5})],  # type: ignore[arg-type]
+    [
+        lambda: "rubbish",
+        lambda: 5,
+        lambda: Will("a/#", b""),
+        lambda: Will(None, b""),  # type: ignore[arg-type]
+        lambda: Will("w", b"", 0, False, {"content_type": 5}),
+    ],
 )
 @run_async
 async def test_a_rubbish_will_refuses_and_leaves_no_session(will: Any) -> None:
