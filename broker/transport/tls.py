@@ -257,10 +257,12 @@ class TlsConnection:
     def _decrypt(self) -> bytes:
         """What can be decrypted now, at most CHUNK bytes. Closes at a failure, after what was before it."""
         parts: list[bytes] = []
-        room = CHUNK
+        room, incoming, tls = CHUNK, self._incoming, self._tls
         try:
             while room >= RECORD and self._failure is None:
-                part = self._tls.read(RECORD)
+                if not incoming.pending and not tls.pending():
+                    break  # the exception that would tell costs more than a record
+                part = tls.read(RECORD)
                 if not part:
                     self._ended = True
                     break
