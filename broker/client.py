@@ -94,11 +94,8 @@ class Client:
         self.accepted_at = self.last_packet_at = terms.clock()
         self.partial_since: float | None = None
         self._partial_counted = 0  # bytes of an unfinished packet, in the budget
-        self.reader = PacketReader(
-            terms.limits.maximum_packet_size,
-            strict=terms.protocol.disallowed_code_points == "reject",
-            names=terms.names,
-        )
+        strict = terms.protocol.disallowed_code_points == "reject"
+        self.reader = PacketReader(terms.limits.maximum_packet_size, strict, terms.names)
         self.version = Version.MQTT_5
         self.info = ClientInfo(
             "", address=peer.address, transport=peer.transport, listener=peer.listener, local=peer.local,
@@ -121,6 +118,11 @@ class Client:
     @property
     def client_id(self) -> str:
         return self.info.client_id
+
+    @property
+    def is_ending(self) -> bool:
+        """Asked anew after each packet: of `ending` itself mypyc would not believe that it changes."""
+        return self.ending is not None
 
     def count_drop(self, reason: str) -> None:
         """A message to or from this client was dropped."""
@@ -184,7 +186,7 @@ class Client:
         stats, dispatch = terms.stats, terms.dispatch
         offer = self._offer if terms.lane is not None else None
         packet: Packet | None
-        while self.ending is None:
+        while not self.is_ending:
             if not connection.has_unread():
                 return False
             data = await connection.read()

@@ -184,7 +184,8 @@ def _will(core: Core, packet: Connect) -> PendingWill | None:
             check_topic_name(will.message.topic_name)
             property_block(will.message.properties, Place.PUBLISH)
             property_block({"will_delay_interval": will.delay}, Place.WILL)
-            if not isinstance(will.message.payload, bytes) or will.message.qos not in (0, 1, 2):
+            payload: Any = will.message.payload
+            if not isinstance(payload, bytes) or will.message.qos not in (0, 1, 2):
                 raise ValueError("its payload is no bytes, or its QoS is none")
     except (AttributeError, TypeError, ValueError, KeyError) as error:
         raise ImplementationSpecificError(f"a hook left no sound will: {error}") from error

@@ -366,8 +366,9 @@ def _sound(method: Method, value: Any) -> Message:
     Its Topic Name is refused as a client's would be, with 0x90.
     """
     message = _expect(Message, method, value)
+    payload: Any = message.payload
     try:
-        sound = isinstance(message.payload, bytes) and message.qos in (0, 1, 2)
+        sound = isinstance(payload, bytes) and message.qos in (0, 1, 2)
         sound = sound and message.retain in (0, 1) and isinstance(message.client_id, str)
         sound = sound and isinstance(message.expires_at, int | float | None)
         message.client_id.encode()
