@@ -94,8 +94,9 @@ class Message:
     def size(self) -> int:
         """About the bytes it takes: topic, payload and property values; counted once."""
         if self._size < 0:
-            block = self.block
-            taken = properties_size(self.properties) if block is None else block_size(block)
+            taken, block = 0, self.block
+            if self.properties:
+                taken = properties_size(self.properties) if block is None else block_size(block)
             self._size = text_size(self.topic_name) + len(self.payload) + taken
         return self._size
 
