@@ -70,7 +70,10 @@ def handle_publish(core: Core, client: Client, packet: Publish) -> Awaitable[Non
     except MqttError as refusal:
         refuse_publish(core, client, packet, message, refusal)
         return None
-    return _accept(core, client, session, packet, message)
+    if qos or message.retain:
+        return _accept(core, client, session, packet, message)
+    core.router.route(message)  # nothing to store, nothing to acknowledge
+    return None
 
 
 async def _wait_for_hook(
