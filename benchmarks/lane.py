@@ -2,10 +2,10 @@
 
     python benchmarks/lane.py [rounds]
 
-One process: a publisher and its subscribers are connected through memory, and their own work, which is little,
-is counted as well. *a read* is what the broker gets at once; of one message a read, most is the turns of the
-event loop. Subscribers have QoS 0. Medians of the rounds, a message or a delivery each. Ratios travel between
-machines, figures do not.
+One process: a publisher and its subscribers are connected through memory, and their own work, which is
+little, is counted as well. *a read* is what the broker gets at once; of one message a read, most is the turns
+of the event loop. Subscribers have QoS 0. Medians of the rounds, a message or a delivery each. Ratios travel
+between machines, figures do not.
 """
 
 from __future__ import annotations
