@@ -34,11 +34,11 @@ class Peer:
     certificate: dict[str, Any] | None = None
 
 
-Take = Callable[[bytes], bytes]
-
-
 class Reader(Protocol):
-    """Who has a Connection and does not wait in its `read`, which would need a task."""
+    """Who has a Connection and waits in its `read` only when there is something to read.
+
+    A task that waits takes three times the memory of the connection.
+    """
 
     def take(self, data: bytes) -> bytes:
         """*data* arrived, with nothing unread before it; gives what `read` shall give.
@@ -67,23 +67,15 @@ class Connection(Protocol):
         Raises ConnectionError when the network or the peer's framing failed.
         """
 
-    def tap(self, take: Take | None) -> None:
-        """While somebody waits in `read`, give what arrives to *take* first; None: no more.
-
-        It is called at once, in the turn in which the bytes arrive, and what it returns is what `read`
-        gives; b"" means that it dealt with all, and `read` waits on. Order is kept: while anything is
-        unread, new bytes queue behind it and pass *take* by. *take* must not raise; it may call anything
-        of this connection.
-        """
-
     def attach(self, reader: Reader | None) -> None:
-        """As `tap`, for one who does not wait in `read`: it is told of all that a `read` would wait for.
+        """Give what arrives to *reader* first, at once, in the turn in which it arrives; None: no more.
 
-        Whether or not somebody reads, what arrives while nothing is unread goes to *reader*.
+        Order is kept: while anything is unread, new bytes queue behind it and pass *reader* by. Who
+        attaches itself asks `has_unread` once, and again each time it leaves `read` for good.
         """
 
     def has_unread(self) -> bool:
-        """Whether `read` may have something to give at once. Who detaches itself from `read` asks first."""
+        """Whether `read` may have something to give at once, if only the end."""
 
     def write(self, data: bytes) -> None:
         """Take *data* for the peer. Costs one system call when nothing is pending."""
@@ -114,7 +106,7 @@ class RawConnection(Connection, Protocol):
     def wake(self) -> None:
         """Make a waiting `read` return what there is, though it be nothing.
 
-        For a protocol above, which was tapped and has more to tell.
+        For a protocol above, which is attached and has more to tell.
         """
 
     def divert(self, sink: Callable[[bytes], None]) -> None:

@@ -14,7 +14,7 @@ import select
 import socket
 from collections.abc import Callable
 
-from broker.transport.base import CHUNK, Peer, Reader, Take
+from broker.transport.base import CHUNK, Peer, Reader
 
 READ, WRITE = 0x1, 0x4  # EPOLLIN and EPOLLOUT, which select has on Linux only
 TURN = 256  # connections that are looked at in one turn of the loop; the next turn begins with the others
@@ -97,7 +97,7 @@ class EpollConnection:
 
     __slots__ = (
         "_chunks", "_closing", "_drained", "_eof", "_error", "_events", "_gone", "_out", "_poll", "_reader",
-        "_sink", "_take", "_timer", "_unread", "_waiter", "_writable", "address", "descriptor",
+        "_sink", "_timer", "_unread", "_waiter", "_writable", "address", "descriptor",
     )  # fmt: skip
 
     def __init__(self, poll: Poll, descriptor: int, address: str) -> None:
@@ -112,7 +112,6 @@ class EpollConnection:
         self._eof = False
         self._closing = False
         self._error: OSError | None = None
-        self._take: Take | None = None
         self._reader: Reader | None = None
         self._sink: Callable[[bytes], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -135,9 +134,6 @@ class EpollConnection:
         if self._error is not None and not self._closing and self._sink is None:
             raise ConnectionError(str(self._error)) from self._error
         return b""
-
-    def tap(self, take: Take | None) -> None:
-        self._take = take
 
     def attach(self, reader: Reader | None) -> None:
         self._reader = reader
@@ -237,7 +233,7 @@ class EpollConnection:
             self.receive()
 
     def receive(self) -> None:
-        """One read. Who waits for it is woken, unless a tap takes all."""
+        """One read. Who waits for it is woken, unless the Reader takes all."""
         unread = self._unread
         if unread >= CHUNK:  # only now: who reads within a turn of the loop spares two system calls
             self._watch(self._events & ~READ)
@@ -257,11 +253,8 @@ class EpollConnection:
         if self._sink is not None:
             self._sink(data)
             return
-        if not unread:
-            if self._reader is not None:
-                data = self._reader.take(data)
-            elif self._take is not None and self._waiter is not None and not self._waiter.done():
-                data = self._take(data)
+        if not unread and self._reader is not None:
+            data = self._reader.take(data)
             if not data or self._closing:
                 return
         if self._chunks is None:

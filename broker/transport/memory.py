@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from broker.transport.base import Accept, Connection, Peer, Reader, Take, TransportOptions
+from broker.transport.base import Accept, Connection, Peer, Reader, TransportOptions
 
 INBOX = 64 * 1024  # bytes that a reader holds; what is written beyond is pending, as with TCP
 
@@ -19,20 +19,18 @@ class _Flow:
     """
 
     __slots__ = (
-        "_cut", "_drained", "_tapping", "_unread", "_waiter", "chunks", "ended", "error", "reader", "size",
-        "take",
+        "_cut", "_drained", "_offering", "_unread", "_waiter", "chunks", "ended", "error", "reader", "size",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.chunks: deque[bytes] = deque()
         self.size = 0
         self._cut = False
-        self._unread = False  # what is in chunks was offered to a tap or reader, or there was none
+        self._unread = False  # what is in chunks was offered to the Reader, or there was none
         self.ended = False  # no more bytes will be written
         self.error: str | None = None  # what the reader hears once the bytes are used up
-        self.take: Take | None = None  # the reader's tap
         self.reader: Reader | None = None
-        self._tapping: asyncio.Handle | None = None
+        self._offering: asyncio.Handle | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._drained: asyncio.Event | None = None
 
@@ -84,16 +82,16 @@ class _Flow:
             self.reader.left()
 
     def _arrived(self) -> None:
-        if self._unread or (self.take is None and self.reader is None):
+        if self._unread or self.reader is None:
             self._unread = bool(self.chunks)
             self.wake()
-        elif self._tapping is None:  # a turn later, as with a socket: not within the writer's call
-            self._tapping = asyncio.get_running_loop().call_soon(self._tap)
+        elif self._offering is None:  # a turn later, as with a socket: not within the writer's call
+            self._offering = asyncio.get_running_loop().call_soon(self._offer)
 
-    def _tap(self) -> None:
-        self._tapping = None
-        while self.chunks and not self._unread and (take := self._taker()) is not None:
-            left = take(self._unqueue())
+    def _offer(self) -> None:
+        self._offering = None
+        while self.chunks and not self._unread and self.reader is not None:
+            left = self.reader.take(self._unqueue())
             if left and not self._cut:
                 self.chunks.appendleft(left)
                 self.size += len(left)
@@ -101,12 +99,6 @@ class _Flow:
         self._unread = bool(self.chunks)
         if self.chunks or self.ended:
             self.wake()
-
-    def _taker(self) -> Take | None:
-        if self.reader is not None:
-            return self.reader.take
-        waits = self._waiter is not None and not self._waiter.done()
-        return self.take if waits else None
 
     def _unqueue(self) -> bytes:
         """Up to INBOX bytes; a longer chunk is split."""
@@ -144,9 +136,6 @@ class MemoryConnection:
 
     async def read(self) -> bytes:
         return b"" if self._closing else await self._incoming.get()
-
-    def tap(self, take: Take | None) -> None:
-        self._incoming.take = take
 
     def attach(self, reader: Reader | None) -> None:
         self._incoming.reader = reader

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from broker.transport.base import CHUNK, Peer, Reader, Take
+from broker.transport.base import CHUNK, Peer, Reader
 
 
 class TcpConnection(asyncio.BufferedProtocol):
@@ -18,7 +18,7 @@ class TcpConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_buffer", "_chunks", "_closing", "_drained", "_eof", "_error", "_gone", "_linger", "_loop",
-        "_lost", "_paused", "_reader", "_sink", "_take", "_timer", "_transport", "_unread", "_waiter", "peer",
+        "_lost", "_paused", "_reader", "_sink", "_timer", "_transport", "_unread", "_waiter", "peer",
     )  # fmt: skip
 
     def __init__(self, buffer: memoryview, linger: float, peer: Peer) -> None:
@@ -36,7 +36,6 @@ class TcpConnection(asyncio.BufferedProtocol):
         self._lost = False
         self._error: Exception | None = None
         self._sink: Callable[[bytes], None] | None = None
-        self._take: Take | None = None
         self._reader: Reader | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._drained: asyncio.Event | None = None  # these two exist only while somebody waits
@@ -54,9 +53,6 @@ class TcpConnection(asyncio.BufferedProtocol):
         if self._error is not None and not self._closing and self._sink is None:
             raise ConnectionError(str(self._error)) from self._error
         return b""
-
-    def tap(self, take: Take | None) -> None:
-        self._take = take
 
     def attach(self, reader: Reader | None) -> None:
         self._reader = reader
@@ -149,10 +145,6 @@ class TcpConnection(asyncio.BufferedProtocol):
         if self._timer is None:
             self._timer = self._loop.call_later(self._linger, self.abort)
 
-    def _waits(self) -> bool:
-        """Whether somebody is in `read`, not cancelled."""
-        return self._waiter is not None and not self._waiter.done()
-
     def wake(self) -> None:
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
@@ -181,11 +173,8 @@ class TcpConnection(asyncio.BufferedProtocol):
         if self._sink is not None:
             self._sink(data)
             return
-        if not self._chunks:
-            if self._reader is not None:
-                data = self._reader.take(data)
-            elif self._take is not None and self._waits():
-                data = self._take(data)
+        if not self._chunks and self._reader is not None:
+            data = self._reader.take(data)
             if not data or self._closing:
                 return
         self._chunks.append(data)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from broker.errors import ConfigError
-from broker.transport.base import CHUNK, RawConnection, Reader, Take
+from broker.transport.base import CHUNK, RawConnection, Reader
 
 RECORD = 16 * 1024  # bytes, the most that one TLS record carries
 
@@ -124,8 +124,8 @@ class TlsConnection:
     """
 
     __slots__ = (
-        "_closing", "_ended", "_failure", "_incoming", "_left", "_outgoing", "_raw", "_reader", "_take",
-        "_tls", "peer",
+        "_closing", "_ended", "_failure", "_incoming", "_left", "_outgoing", "_raw", "_reader", "_tls",
+        "peer",
     )  # fmt: skip
 
     def __init__(self, raw: RawConnection, context: ssl.SSLContext) -> None:
@@ -136,9 +136,8 @@ class TlsConnection:
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._ended = False  # the peer sent close_notify
         self._closing = False
-        self._take: Take | None = None
         self._reader: Reader | None = None
-        self._left = b""  # what *take* left of what was decrypted
+        self._left = b""  # what the Reader left of what was decrypted
         self._failure: ssl.SSLError | None = None  # what `read` has to tell
 
     async def handshake(self) -> None:
@@ -175,10 +174,6 @@ class TlsConnection:
             raise ConnectionError(f"TLS failed: {failure.reason or failure}") from failure
         return b""
 
-    def tap(self, take: Take | None) -> None:
-        self._take = take
-        self._raw.tap(None if take is None else self.take)
-
     def attach(self, reader: Reader | None) -> None:
         self._reader = reader
         self._raw.attach(None if reader is None else self)
@@ -197,8 +192,7 @@ class TlsConnection:
             return chunk
         self._incoming.write(chunk)
         while not self._closing and (plain := self._decrypt()):
-            take = self._reader.take if self._reader is not None else self._take
-            self._left = plain if take is None else take(plain)
+            self._left = plain if self._reader is None else self._reader.take(plain)
             if self._left:
                 break
         if self._left or self._ended:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from urllib.parse import urlsplit
 
-from broker.transport.base import Connection, RawConnection, Reader, Take, TransportOptions
+from broker.transport.base import Connection, RawConnection, Reader, TransportOptions
 from broker.transport.frames import (
     Binary,
     Close,
@@ -181,7 +181,7 @@ class WebSocketConnection:
 
     __slots__ = (
         "_closed", "_ended", "_failure", "_frames", "_linger", "_payload", "_raw", "_reader", "_rest",
-        "_take", "_timer", "peer", "pongs_skipped", "subprotocol",
+        "_timer", "peer", "pongs_skipped", "subprotocol",
     )  # fmt: skip
 
     def __init__(
@@ -200,7 +200,6 @@ class WebSocketConnection:
         self._ended = False  # our Close is written: no more frames
         self._closed = False  # by close() or abort()
         self._timer: asyncio.TimerHandle | None = None
-        self._take: Take | None = None
         self._reader: Reader | None = None
 
     async def read(self) -> bytes:
@@ -216,10 +215,6 @@ class WebSocketConnection:
                 return b""
             self._feed(data)
         return b""
-
-    def tap(self, take: Take | None) -> None:
-        self._take = take
-        self._raw.tap(None if take is None else self.take)
 
     def attach(self, reader: Reader | None) -> None:
         self._reader = reader
@@ -237,9 +232,8 @@ class WebSocketConnection:
         if self._payload or self._rest:
             return data
         self._feed(data)
-        take = self._reader.take if self._reader is not None else self._take
-        if self._payload and take is not None and not self._closed:
-            left = take(self._unqueue())
+        if self._payload and self._reader is not None and not self._closed:
+            left = self._reader.take(self._unqueue())
             if left:
                 self._payload.append(left)
         if self._payload:

@@ -1,4 +1,4 @@
-"""Taps and Readers of every kind of Connection: who gets what arrives, in which order, and when that ends."""
+"""The Reader of every kind of Connection: what it gets, in which order, and when that ends."""
 
 from __future__ import annotations
 
@@ -71,16 +71,19 @@ class Line:
 
 @dataclass
 class Tap:
-    """Notes what it is given, and leaves what *leave* says."""
+    """A Reader beside a task that waits in `read`: notes what it is given, and leaves what *leave* says."""
 
     leave: Callable[[bytes], bytes] = lambda data: b""
     taken: list[bytes] = field(default_factory=list)
     given: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def __call__(self, data: bytes) -> bytes:
+    def take(self, data: bytes) -> bytes:
         self.taken.append(data)
         self.given.set()
         return self.leave(data)
+
+    def left(self) -> None:
+        """Somebody reads all the time."""
 
     async def has(self, data: bytes) -> None:
         while b"".join(self.taken) != data:
@@ -122,7 +125,7 @@ class Lines:
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> Lines:
-    folder, ca = tmp_path_factory.mktemp("tap"), trustme.CA()
+    folder, ca = tmp_path_factory.mktemp("lines"), trustme.CA()
     ca.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
     client = ssl.create_default_context()
     ca.configure_trust(client)
@@ -135,10 +138,10 @@ def reading(connection: Connection) -> asyncio.Task[bytes]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @run
-async def test_the_tap_is_first_and_read_waits_on(lines: Lines, kind: str) -> None:
+async def test_the_reader_is_first_and_read_waits_on(lines: Lines, kind: str) -> None:
     async with lines.open(kind) as (connection, line):
         tap = Tap()
-        connection.tap(tap)
+        connection.attach(tap)
         waiting = reading(connection)
         await turns(3)
         await line.send(b"one")
@@ -156,71 +159,10 @@ async def test_the_tap_is_first_and_read_waits_on(lines: Lines, kind: str) -> No
 
 @pytest.mark.parametrize("kind", KINDS)
 @run
-async def test_what_comes_while_nobody_reads_passes_the_tap_by(lines: Lines, kind: str) -> None:
+async def test_the_end_of_the_stream(lines: Lines, kind: str) -> None:
     async with lines.open(kind) as (connection, line):
         tap = Tap()
-        connection.tap(tap)
-        await line.send(b"early")
-        await turns()
-        assert await connection.read() == b"early"
-        waiting = reading(connection)
-        await turns(3)
-        waiting.cancel()
-        await line.send(b"late")
-        await turns()
-        assert await connection.read() == b"late"
-        assert tap.taken == []
-        waiting = reading(connection)
-        await turns(3)
-        await line.send(b"tapped")
-        await tap.has(b"tapped")
-        connection.tap(None)
-        await line.send(b"not")
-        assert await waiting == b"not"
-        assert tap.taken == [b"tapped"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@run
-async def test_order_is_kept_whatever_the_tap_leaves(lines: Lines, kind: str) -> None:
-    chance = random.Random(7)
-    sent = [os.urandom(chance.choice((1, 30, 400, 20_000))) for _ in range(120)]
-    seen: list[bytes] = []
-
-    def leave(data: bytes) -> bytes:
-        at = chance.choice((0, len(data) // 2, len(data)))
-        seen.append(data[:at])
-        return data[at:]
-
-    async def feed() -> None:
-        for data in sent:
-            await line.send(data)
-            await turns(chance.choice((0, 0, 3)))
-
-    async with lines.open(kind) as (connection, line):
-        tap = Tap(leave)
-        connection.tap(tap)
-        feeding = asyncio.create_task(feed())
-        whole = b"".join(sent)
-        while sum(map(len, seen)) < len(whole):
-            data = reading(connection)
-            while not data.done() and sum(map(len, seen)) < len(whole):
-                await turns(1)
-            if data.done():
-                seen.append(data.result())
-                await turns(chance.choice((0, 2)))
-        data.cancel()
-        await feeding
-        assert b"".join(seen) == whole
-        assert tap.taken
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@run
-async def test_the_end_of_the_stream_behind_the_tap(lines: Lines, kind: str) -> None:
-    async with lines.open(kind) as (connection, line):
-        tap = Tap()
-        connection.tap(tap)
+        connection.attach(tap)
         waiting = reading(connection)
         await turns(3)
         await line.send(b"last words")
@@ -233,7 +175,7 @@ async def test_the_end_of_the_stream_behind_the_tap(lines: Lines, kind: str) -> 
 @pytest.mark.parametrize("end", ["close", "abort"])
 @pytest.mark.parametrize("kind", KINDS)
 @run
-async def test_the_tap_may_end_the_connection(lines: Lines, kind: str, end: str) -> None:
+async def test_the_reader_may_end_the_connection(lines: Lines, kind: str, end: str) -> None:
     async with lines.open(kind, linger=0.1) as (connection, line):
 
         def leave(data: bytes) -> bytes:
@@ -241,7 +183,7 @@ async def test_the_tap_may_end_the_connection(lines: Lines, kind: str, end: str)
             return data
 
         tap = Tap(leave)
-        connection.tap(tap)
+        connection.attach(tap)
         waiting = reading(connection)
         await turns(3)
         await line.send(b"the end")
@@ -256,9 +198,9 @@ async def test_the_tap_may_end_the_connection(lines: Lines, kind: str, end: str)
 
 @pytest.mark.parametrize("kind", NETWORK)
 @run
-async def test_a_reset_behind_the_tap(lines: Lines, kind: str) -> None:
+async def test_a_reset(lines: Lines, kind: str) -> None:
     async with lines.open(kind) as (connection, line):
-        connection.tap(Tap())
+        connection.attach(Tap())
         waiting = reading(connection)
         await turns(3)
         assert line.sock is not None
@@ -271,11 +213,11 @@ async def test_a_reset_behind_the_tap(lines: Lines, kind: str) -> None:
 @pytest.mark.parametrize("left", [b"", b"left"])
 @pytest.mark.parametrize("kind", ["ws", "wss"])
 @run
-async def test_a_websocket_that_ends_behind_the_tap(lines: Lines, kind: str, left: bytes) -> None:
+async def test_a_websocket_that_ends_behind_the_reader(lines: Lines, kind: str, left: bytes) -> None:
     for opcode in (CLOSE, TEXT):
         async with lines.open(kind, linger=0.1) as (connection, line):
             tap = Tap(lambda data: left)
-            connection.tap(tap)
+            connection.attach(tap)
             waiting = reading(connection)
             await turns(3)
             await line.raw(masked(BINARY, b"and") + masked(opcode, b"\x03\xe8"))
@@ -292,11 +234,11 @@ async def test_a_websocket_that_ends_behind_the_tap(lines: Lines, kind: str, lef
 
 @pytest.mark.parametrize("left", [b"", b"left"])
 @run
-async def test_tls_that_ends_behind_the_tap(lines: Lines, left: bytes) -> None:
+async def test_tls_that_ends_behind_the_reader(lines: Lines, left: bytes) -> None:
     for ending in ("notify", "noise"):
         async with lines.open("tls") as (connection, line):
             tap = Tap(lambda data: left)
-            connection.tap(tap)
+            connection.attach(tap)
             waiting = reading(connection)
             await turns(3)
             assert line.tls is not None
@@ -321,17 +263,17 @@ async def test_tls_that_ends_behind_the_tap(lines: Lines, left: bytes) -> None:
 
 
 @run
-async def test_a_tap_that_is_taken_off_within_the_call(lines: Lines) -> None:
+async def test_a_reader_that_is_detached_within_the_call(lines: Lines) -> None:
     """What TLS has decrypted by then, and has not, goes to `read`."""
     for kind in KINDS:
         async with lines.open(kind) as (connection, line):
 
             def leave(data: bytes) -> bytes:
-                connection.tap(None)
+                connection.attach(None)
                 return b""
 
             tap = Tap(leave)
-            connection.tap(tap)
+            connection.attach(tap)
             waiting = reading(connection)
             await turns(3)
             whole = bytes(range(256)) * 4000
@@ -343,7 +285,7 @@ async def test_a_tap_that_is_taken_off_within_the_call(lines: Lines) -> None:
             await sending
 
 
-# Readers
+# One without a task
 
 
 @dataclass
