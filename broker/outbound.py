@@ -388,7 +388,9 @@ class Outbound:
         self.gate, self._corked = None, 0
         self.budget.give(self._pending_counted)  # the connection lingers for a moment only
         self._pending_counted = 0
-        self._feed = None
+        if self._feed is not None:
+            self._feed.clear()  # a write loop that waits may hold it for a while
+            self._feed = None
         self._tell_unblocked()
         self.owner = NOBODY  # else the client and we hold each other
 
