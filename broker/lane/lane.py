@@ -28,7 +28,7 @@ PINGREQS, PINGRESP = re.compile(rb"(?:\xc0\0)+"), b"\xd0\0"
 SHORT = 16 * 1024  # bytes: a packet of more is read by the readable lane
 KNOWN = 16_384  # Topic Names whose audience is remembered, for each version and QoS
 LONGEST = 1024  # bytes of such a name
-MOST = 5000  # slices handed out for one read, a millisecond about: then others have a turn
+MOST = 20_000  # slices handed out for one read, two milliseconds about: then others have a turn
 
 A = TypeVar("A")
 

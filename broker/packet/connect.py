@@ -14,6 +14,7 @@ from broker.packet.dialect import (
     Dialect,
     check_authentication,
     check_end,
+    dialect_of,
     known,
     read_block,
     sendable,
@@ -70,7 +71,7 @@ def read_protocol(body: bytes) -> tuple[Version, bool, int]:
 
 def decode_connect(flags: int, body: bytes, dialect: Dialect) -> Connect:
     version, bridge, at = read_protocol(body)
-    dialect = Dialect(version, dialect.strict, dialect.from_client, dialect.names)
+    dialect = dialect_of(version, dialect.strict, dialect.from_client, dialect.names)
     bits, at = read_uint8(body, at)
     _check_connect_flags(bits, dialect)
     keep_alive, at = read_uint16(body, at)

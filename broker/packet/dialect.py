@@ -33,6 +33,15 @@ class Dialect:
         self.blocks = _BLOCKS[self.strings]
 
 
+def dialect_of(version: Version, strict: bool, from_client: bool, names: TopicNames) -> Dialect:
+    """The Dialect, one for all readers that share *names*."""
+    key = version, strict, from_client
+    found: Dialect | None = names.dialects.get(key)
+    if found is None:
+        found = names.dialects[key] = Dialect(version, strict, from_client, names)
+    return found
+
+
 def read_packet_id(body: bytes, at: int) -> tuple[int, int]:
     packet_id, at = read_uint16(body, at)
     if packet_id == 0:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from broker.errors import MalformedPacket, MqttError, PacketTooLarge, ProtocolError
 from broker.packet.codec import SHORT_ACKS, check_header, decode_body, read_publish, read_short_ack
 from broker.packet.connect import read_protocol
-from broker.packet.dialect import MQTT_5, Dialect
+from broker.packet.dialect import MQTT_5, dialect_of
 from broker.packet.enums import PacketType, Version
 from broker.packet.packets import Packet
 from broker.packet.wire import TopicNames
@@ -40,7 +40,7 @@ class PacketReader:
         names = TopicNames(strict) if names is None else names
         self.maximum_packet_size = maximum_packet_size
         self.error: MqttError | None = None
-        self._dialect = Dialect(MQTT_5, strict, from_client, names)
+        self._dialect = dialect_of(MQTT_5, strict, from_client, names)
         self._version: Version | None = None if from_client else MQTT_5
         self._held = bytearray()
         self._needed = 0  # bytes until the held packet is whole, 0 while its length is not known
@@ -53,7 +53,7 @@ class PacketReader:
     @version.setter
     def version(self, version: Version) -> None:
         old = self._dialect
-        self._dialect = Dialect(version, old.strict, old.from_client, old.names)
+        self._dialect = dialect_of(version, old.strict, old.from_client, old.names)
         self._version = version
 
     @property

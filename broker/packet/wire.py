@@ -122,6 +122,7 @@ class TopicNames(dict[bytes, str]):
     def __init__(self, strict: bool = True) -> None:
         super().__init__()
         self.strict = strict
+        self.dialects: dict[Any, Any] = {}  # see dialect_of
 
     def __missing__(self, raw: bytes) -> str:
         name = decode_text(raw, self.strict)

@@ -68,6 +68,11 @@ class Delivery:
             self.record.session.revoke(self)
 
 
+# Of all that have none, since most sessions never do; nothing may be put into these.
+NO_DELIVERIES: deque[Delivery] = deque(maxlen=0)
+NO_HELD: dict[int, Message] = {}
+
+
 class SentRun:
     """QoS 1 messages that the fast lane sent together: their PUBLISH packets, some acknowledged already.
 
@@ -114,8 +119,8 @@ class Inflight:
         self._started = 0  # messages that were ever sent
         self._unused_to = 0  # no identifier between _last and this one is in use
         self.entries: dict[int, Delivery] = {}
-        self.held: dict[int, Message] = {}
-        self.resend: deque[Delivery] = deque()  # of an earlier connection, not sent on this one yet
+        self.held = NO_HELD
+        self.resend = NO_DELIVERIES  # of an earlier connection, not sent on this one yet
         self.window = 0
         self.used = 0
         self._last = 0
@@ -132,12 +137,12 @@ class Inflight:
         self.used = 0
         for delivery in self.entries.values():
             delivery.counted = False
-        self.resend = deque(self.entries.values())
+        self.resend = deque(self.entries.values()) if self.entries else NO_DELIVERIES
 
     def close(self) -> None:
         """The connection is gone."""
         self.window = 0
-        self.resend.clear()
+        self.resend = NO_DELIVERIES
 
     @property
     def room(self) -> bool:
@@ -157,6 +162,12 @@ class Inflight:
         delivery.state = State.WAIT_PUBACK if delivery.qos == 1 else State.WAIT_PUBREC
         entries[packet_id] = delivery
         self.count(delivery)
+
+    def hold(self, packet_id: int, message: Message) -> None:
+        """An inbound QoS 2 message has come."""
+        if self.held is NO_HELD:
+            self.held = {}
+        self.held[packet_id] = message
 
     # ---- runs of the fast lane
 

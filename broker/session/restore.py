@@ -173,7 +173,8 @@ class Restore:
         if packet_id in session.inflight.held or message not in self._messages:
             raise ValueError(f"a second message with identifier {packet_id}, or none")
         record.restored_held(number, packet_id)
-        held = session.inflight.held[packet_id] = self._take(message)
+        held = self._take(message)
+        session.inflight.hold(packet_id, held)
         _charge(session, held)
 
     def _retain(self, number: int, values: tuple[Any, ...]) -> None:
@@ -195,7 +196,7 @@ def _put_back(session: Session, delivery: Delivery) -> None:
     if delivery.state is not State.QUEUED:
         session.inflight.restore(delivery)
         return
-    session.queue.append(delivery)
+    session.enqueue(delivery)
     session.queued_qos_0 += delivery.qos == 0
     expires_at = delivery.message.expires_at
     if expires_at is not None and expires_at < session.queue_expires_at:

@@ -7,7 +7,7 @@ from collections import deque
 from broker.packet.enums import PacketType, Version
 from broker.packet.message import Message
 from broker.packet.packets import Pubrel
-from broker.session.inflight import Delivery, Inflight, SentRun, State
+from broker.session.inflight import NO_DELIVERIES, Delivery, Inflight, SentRun, State
 from broker.session.terms import Link, Recorder, Terms
 from broker.session.will import NEVER, PendingWill
 from broker.topic.shared import Turn
@@ -38,7 +38,7 @@ class Session:
         self.terms = terms
         self.subscriptions: dict[str, Subscription] = {}  # by full Topic Filter
         self.inflight = Inflight()
-        self.queue: deque[Delivery] = deque()
+        self.queue = NO_DELIVERIES
         self.queued_qos_0 = 0  # while any waits, later QoS 0 waits behind it [B12]
         self.bytes = 0
         self.fixed_bytes = 0
@@ -186,8 +186,13 @@ class Session:
         if self._is_full(len(self.queue) + 1) and not self._make_room(delivery):
             return
         delivery.message = message.bare()
-        self.queue.append(delivery)
+        self.enqueue(delivery)
         self.queued_qos_0 += delivery.qos == 0
+
+    def enqueue(self, delivery: Delivery) -> None:
+        """Put *delivery*, which is counted, at the end of the queue."""
+        self.queue = deque() if self.queue is NO_DELIVERIES else self.queue
+        self.queue.append(delivery)
 
     def _is_full(self, messages: int, more: int = 0) -> bool:
         """Whether *messages* in the queue, and *more* bytes than now, are too many."""
@@ -366,7 +371,7 @@ class Session:
         if too_much or not self.terms.budget.take(cost):
             return False
         self.bytes += cost
-        self.inflight.held[packet_id] = message
+        self.inflight.hold(packet_id, message)
         if self.state is not None:
             self.state.held(packet_id, message)
         return True
@@ -436,8 +441,7 @@ class Session:
         """Whether *message*, of which there is no hurry, had better not be delivered now."""
         if qos == 0 or (self.ready and not self.queue and self.bytes == 0):
             return False
-        terms = self.terms
-        half_full = len(self.queue) >= max(1, terms.maximum_queued_messages // 2)
+        half_full = len(self.queue) >= max(1, (terms := self.terms).maximum_queued_messages // 2)
         too_much = 2 * self.bytes + message.size > terms.maximum_queued_bytes
         no_budget = not terms.budget.has(message.size + terms.overhead)
         return too_much or no_budget or (half_full and not self.ready)
@@ -446,8 +450,7 @@ class Session:
         """Remove the queued, never sent deliveries of shared subscriptions: of *share*, or of all."""
         taken = [d for d in self.queue if d.share and (not share or d.share == share)]
         if taken:
-            gone = set(map(id, taken))
-            self.queue = deque(d for d in self.queue if id(d) not in gone)
+            self.queue = deque(d for d in self.queue if not (d.share and (not share or d.share == share)))
         for delivery in taken:
             self._left_queue(delivery)
             self._release(delivery)
@@ -471,7 +474,7 @@ class Session:
             self._release(delivery)
         for packet_id in tuple(self.inflight.held):
             self.let_go(packet_id)
-        self.queue.clear()
+        self.queue = NO_DELIVERIES
         self.queued_qos_0 = 0
         self.inflight = Inflight()
         self.forget_state()
