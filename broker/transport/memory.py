@@ -82,7 +82,7 @@ class _Flow:
             self.reader.left()
 
     def _arrived(self) -> None:
-        if self._unread or self.reader is None:
+        if self.reader is None:
             self._unread = bool(self.chunks)
             self.wake()
         elif self._offering is None:  # a turn later, as with a socket: not within the writer's call

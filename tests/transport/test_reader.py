@@ -396,3 +396,35 @@ async def test_a_reader_is_told_of_the_end(lines: Lines, kind: str, end: str) ->
             assert b"".join(reader.seen) == b""
         if kind != "unix":  # which knows no reset
             assert (reader.failure is not None) == (end == "reset")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@run
+async def test_what_comes_behind_unread_bytes_passes_the_reader_by(lines: Lines, kind: str) -> None:
+    async with lines.open(kind) as (connection, line):
+        tap = Tap(lambda data: data)
+        connection.attach(tap)
+        await line.send(b"one")
+        await tap.has(b"one")
+        await line.send(b"two")
+        await turns()
+        assert connection.has_unread()
+        assert tap.taken == [b"one"]
+        assert await read_size(connection, 6) == b"onetwo"
+        await line.send(b"three")
+        await tap.has(b"onethree")
+        assert await connection.read() == b"three"
+
+
+@run
+async def test_close_notify_alone_is_something_to_read(lines: Lines) -> None:
+    async with lines.open("tls") as (connection, line):
+        reader = Seldom(connection)
+        connection.attach(reader)
+        assert line.tls is not None
+        assert line.sock is not None
+        with pytest.raises(ssl.SSLWantReadError):
+            line.tls.tls.unwrap()
+        await send(line.sock, line.tls.outgoing.read())
+        await asyncio.wait_for(reader.ended.wait(), 5)
+        assert reader.failure is None
