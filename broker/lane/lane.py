@@ -1,10 +1,10 @@
 """The fast lane: runs of packets for which every decision is made already.
 
 What the readable lane (client.py, handle/, router.py) does for each packet, this does for as many as stand
-in one read: PUBLISH of QoS 0 and 1 without RETAIN, DUP and properties, for connected sessions that have
-room, and the PUBACKs of what it sent. All else is handed back untouched, and so is everything while a hook
-wants to see messages, memory is short, or a store must be told. Without this folder the broker does the
-same, slower: tests/lane compares them.
+in one read: PUBLISH of QoS 0 and 1 without RETAIN and DUP, and with properties that only travel, for
+connected sessions that have room; the PUBACKs of what it sent; PINGREQ. All else is handed back untouched,
+and so is everything while a hook wants to see messages, memory is short, or a store must be told. Without
+this folder the broker does the same, slower: tests/lane compares them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from broker.client import Client, Phase
 from broker.core import Core
 from broker.errors import MqttError
 from broker.lane.audience import Audience, Audience1, Member, find_links
+from broker.lane.blocks import Blocks
 from broker.lane.runs import FEW, Run, Stretch, acknowledgements, count_equal, rewrite
 from broker.packet.enums import Version
 from broker.packet.wire import TopicNames
@@ -51,6 +52,7 @@ class Lane:
         self._audiences: dict[tuple[tuple[Member, int], ...], Audience1] = {}
         self._first: dict[Member, Audience1] = {}  # the first audience of each
         self._overhead = core.sessions.terms.overhead
+        self._blocks = Blocks(core.config, names)
         self._most_qos = limits.maximum_qos
         # What would have to look at every message.
         watched = hooks.inspects_publish or hooks.checks_delivery or hooks.changes_delivery
@@ -186,8 +188,14 @@ class Lane:
                 length, start = length & 0x7F | data[at + 2] << 7, at + 3
             end = start + length
             topic_end = start + 2 + (data[start] << 8 | data[start + 1])
-            if end > size or topic_end + five > end or (five and data[topic_end]):
+            if end > size or topic_end + five > end:
                 break
+            block_end, block = topic_end + five, b""
+            if five and data[topic_end]:
+                block_end += data[topic_end]
+                block = self._blocks[data[topic_end:block_end]] if block_end <= end else b""
+                if not block:
+                    break
             topic = data[start:topic_end]
             if topic != last_topic:
                 found = known.get(topic) or self._find_0(known, topic, five)
@@ -203,26 +211,32 @@ class Lane:
                     work += audience.size
                 last_topic = topic
             elif length == last_length and _repeats(data, at, end):
-                number = count_equal(data, at, end - at, data[at : topic_end + five])
-                count += number
-                at += number * (end - at)
-                last_length = 0
-                if number:
+                number = count_equal(data, at, end - at, data[at:block_end])
+                if number and (not block or data[topic_end:block_end] == block):
+                    count, at, last_length = count + number, at + number * (end - at), 0
                     continue
+                length = 0
+            if block and audience is not None and data[topic_end:block_end] != block:  # in another order
+                self._collect(audience, data[begin:topic_end] + block + data[block_end:end], five)
+                begin = end
             last_length = length
             count += 1
             at = end
         if audience is not None:
             self._collect(audience, data[begin:at], five)
             sent += count * audience.size
+        self._hand_over(opened, received + count, sent)
+        return at
+
+    def _hand_over(self, opened: list[Member], received: int, sent: int) -> None:
+        """What was collected of one read leaves, and is counted."""
         for member in opened:
             member.hand_over()
         stats = self._core.stats
-        stats.publish_received += received + count
-        stats.messages_received += received + count
+        stats.publish_received += received
+        stats.messages_received += received
         stats.publish_sent += sent
         stats.messages_sent += sent
-        return at
 
     def _opens(self, audience: Audience | None, opened: list[Member]) -> bool:
         """Whether all of *audience* can take packets of this read."""
@@ -269,11 +283,16 @@ class Lane:
                 length, start = length & 0x7F | data[at + 2] << 7, at + 3
             end = start + length
             topic_end = start + 2 + (data[start] << 8 | data[start + 1])
-            if end > size or topic_end + 2 + five > end or (five and data[topic_end + 2]):
+            block_at = topic_end + 2
+            identifier = data[topic_end:block_at]
+            if end > size or block_at + five > end or identifier == b"\0\0":
                 break
-            identifier = data[topic_end : topic_end + 2]
-            if identifier == b"\0\0":
-                break
+            block_end, block = block_at + five, b""
+            if five and data[block_at]:
+                block_end += data[block_at]
+                block = self._blocks[data[block_at:block_end]] if block_end <= end else b""
+                if not block:
+                    break
             topic = data[start:topic_end]
             if topic != last_topic:
                 found = known.get(topic) or self._find_1(known, topic, five)
@@ -281,7 +300,7 @@ class Lane:
                     audience = self._turn_to(found, opened, client, most) if work < MOST else None
                     work += 1 if found is None else len(found.members)
                 last_topic = topic
-            elif length == last_length and audience is not None and _repeats(data, at, end):
+            elif length == last_length and audience is not None and not block and _repeats(data, at, end):
                 _acknowledge(acknowledged, identifiers)
                 self._send_all(client, opened)
                 at = self._take_run(client, audience, data, at, end, topic_end, acknowledged)
@@ -292,7 +311,7 @@ class Lane:
             last_length = length
             identifiers.append(identifier)
             audience.heads.append(data[at:topic_end])
-            audience.tails.append(data[topic_end + 2 : end])
+            audience.tails.append(block + data[block_end if block else block_at : end])
             audience.room -= 1
             at = end
         self._send_all(client, opened)
@@ -361,7 +380,8 @@ class Lane:
             if packets is None:
                 packets = made[member.five, first] = stretch.numbered(member.five, first)
             cost = len(packets) + count * self._overhead
-            member.session.send_run(SentRun(first, count, packets, cost, stretch.client_id, member.five))
+            run = SentRun(first, count, packets, cost, stretch.client_id, member.five, self._core.clock())
+            member.session.send_run(run)
             member.outbound.put(packets, count)
         for member in audience.lowered:
             member.outbound.put(stretch.without_identifiers(member.five), count)

@@ -121,18 +121,19 @@ class Run:
 def rewrite(stretch: bytes, five: bool, qos: int, to_five: bool, to_qos: int) -> bytes:
     """PUBLISH packets of one version and QoS as those of another; *to_qos* is *qos* or 0.
 
-    *stretch* has no flags but *qos*, and in 5.0 no properties.
+    *stretch* has no flags but *qos*, and properties of less than 128 bytes, which 3.x does not get.
     """
     out, at, first_byte = bytearray(), 0, bytes((0x30 | to_qos << 1,))
-    more = (to_five - five) + 2 * (to_qos - qos)
-    block = b"\0" if to_five else b""
     while at < len(stretch):
         length, start = stretch[at + 1], at + 2
         if length > 0x7F:
             length, start = length & 0x7F | stretch[at + 2] << 7, at + 3
         at = start + length
         topic_end = start + 2 + (stretch[start] << 8 | stretch[start + 1])
-        identified = topic_end + 2 * qos
-        out += first_byte + varint_bytes(length + more)
-        out += stretch[start : identified if to_qos else topic_end] + block + stretch[identified + five : at]
+        block_at = topic_end + 2 * qos
+        payload_at = block_at + 1 + stretch[block_at] if five else block_at
+        head = stretch[start : block_at if to_qos else topic_end]
+        block = (stretch[block_at:payload_at] or b"\0") if to_five else b""
+        out += first_byte + varint_bytes(len(head) + len(block) + at - payload_at)
+        out += head + block + stretch[payload_at:at]
     return bytes(out)

@@ -79,9 +79,11 @@ class SentRun:
     Those that are left have the identifiers from *first* on and take *cost* of the byte budget.
     """
 
-    __slots__ = ("client_id", "cost", "count", "done", "first", "five", "number", "packets")
+    __slots__ = ("client_id", "cost", "count", "done", "first", "five", "number", "packets", "sent_at")
 
-    def __init__(self, first: int, count: int, packets: bytes, cost: int, client_id: str, five: bool) -> None:
+    def __init__(
+        self, first: int, count: int, packets: bytes, cost: int, client_id: str, five: bool, sent_at: float
+    ) -> None:
         self.first = first
         self.count = count
         self.done = 0  # packets at the beginning that were acknowledged
@@ -89,6 +91,7 @@ class SentRun:
         self.cost = cost
         self.client_id = client_id
         self.five = five
+        self.sent_at = sent_at  # seconds, when Message Expiry Interval began
         self.number = 0  # of the first, as in Delivery
 
     def deliveries(self) -> Iterator[Delivery]:
@@ -97,7 +100,11 @@ class SentRun:
         reader.version = Version.MQTT_5 if self.five else Version.MQTT_3_1_1
         sent = (packet for packet in reader.feed(self.packets) if isinstance(packet, Publish))
         for number, packet in enumerate(islice(sent, self.done, None), self.number):
-            message = Message(packet.topic_name, packet.payload, 1, client_id=self.client_id)
+            message = Message(
+                packet.topic_name, packet.payload, 1, properties=packet.properties, client_id=self.client_id
+            )
+            interval = packet.properties.get("message_expiry_interval")
+            message.expires_at = None if interval is None else self.sent_at + interval
             delivery = Delivery(message, 1, False, packet_id=packet.packet_id, counted=True, number=number)
             delivery.state = State.WAIT_PUBACK
             yield delivery

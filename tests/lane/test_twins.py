@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, ClassVar
+from copy import copy
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +24,12 @@ from tests.peer import Clock, memory_broker
 TOPICS = ("a", "a/b", "c", "d/e/f", "new/0", "new/1", "$no", "bad/+", "", "é/ü")
 FILTERS = ("a", "a/b", "#", "+/b", "c", "d/#", "new/+", "$share/g/a", "é/ü")
 SIZES = (0, 1, 3, 3, 3, 50, 125, 126, 127, 130, 5_000, 17_000)
+PROPERTIES: tuple[dict[str, Any], ...] = (
+    *({}, {}, {}, {"content_type": "x"}, {"message_expiry_interval": 60}, {"message_expiry_interval": 0}),
+    {"message_expiry_interval": 60, "content_type": "x", "user_property": [("k", "v"), ("k", "v")]},
+    *({"topic_alias": 3}, {"payload_format_indicator": 1}, {"correlation_data": b"c" * 130}),
+    {"user_property": [("a", "b")] * 70},
+)
 TURNS = 25  # of the loop, until everything is quiet
 
 
@@ -57,9 +63,8 @@ class One:
             kind = type(packet).__name__
             if isinstance(packet, mqtt.Publish) and packet.qos:
                 self.unacknowledged.append(packet)
-                packet = mqtt.Publish(
-                    packet.topic_name, packet.payload, packet.qos, packet.retain, packet.dup, 1, packet.properties
-                )
+                packet = copy(packet)
+                packet.packet_id = 1
             elif isinstance(packet, mqtt.Pubrel):
                 kind, packet = "Pubrel", mqtt.Pubrel(1, packet.reason_code)
             seen.setdefault(kind, []).append(repr(packet))
@@ -133,12 +138,18 @@ def bursts(draw: st.DrawFn) -> dict[str, Any]:
                 "qos": draw(st.sampled_from((0, 0, 1, 1, 1, 2))),
                 "retain": draw(st.integers(0, 9)) == 0,
                 "dup": draw(st.integers(0, 9)) == 0,
-                "property": draw(st.integers(0, 9)) == 0,
+                "properties": draw(st.sampled_from(PROPERTIES)),
                 "count": draw(st.sampled_from((1, 1, 2, 9, 30, 70))),
             }
         )
-    return {"do": "burst", "who": draw(st.integers(0, 3)), "messages": messages, "mixed": draw(st.booleans()),
-            "cuts": draw(st.lists(st.integers(1, 3000), max_size=4)), "first": draw(st.sampled_from((1, 1, 300, 65_500)))}  # fmt: skip
+    return {
+        "do": "burst",
+        "who": draw(st.integers(0, 3)),
+        "messages": messages,
+        "mixed": draw(st.booleans()),
+        "cuts": draw(st.lists(st.integers(1, 3000), max_size=4)),
+        "first": draw(st.sampled_from((1, 1, 300, 65_500))),
+    }
 
 
 def events() -> st.SearchStrategy[dict[str, Any]]:
@@ -170,8 +181,8 @@ def events() -> st.SearchStrategy[dict[str, Any]]:
             "order": st.sampled_from(("same", "same", "same", "reversed", "skipped", "unknown")),
         }
     )
-    other = st.fixed_dictionaries({"do": st.sampled_from(("ping", "drop", "unsubscribe", "junk", "disconnect")),
-                                   "who": who, "number": st.integers(0, 6)})  # fmt: skip
+    kinds = ("ping", "drop", "wait", "unsubscribe", "junk", "disconnect")
+    other = st.fixed_dictionaries({"do": st.sampled_from(kinds), "who": who, "number": st.integers(0, 6)})
     return st.one_of(connects, subscribes, subscribes, bursts(), bursts(), bursts(), acks, acks, other)
 
 
@@ -183,8 +194,6 @@ JUNK = (
 
 class Conversation:
     """Does one event after the other on both sides."""
-
-    DO: ClassVar[dict[str, Callable[..., Any]]] = {}
 
     def __init__(self, sides: tuple[Side, Side]) -> None:
         self.sides = sides
@@ -210,17 +219,13 @@ class Conversation:
         for message in event["messages"]:
             for place in range(message["count"]):
                 payload = bytes((place % 256,)) * message["size"]
-                properties = {"content_type": "x"} if message["property"] and version is Version.MQTT_5 else {}
+                properties = message["properties"] if version is Version.MQTT_5 else {}
                 topic = message["topic"] or "a"
-                packets.append(
-                    encode(
-                        mqtt.Publish(
-                            topic.replace("+", "x"), payload, message["qos"], message["retain"],
-                            message["dup"] and message["qos"] > 0, packet_id if message["qos"] else 0, properties,
-                        ),
-                        version,
-                    ).replace(b"bad/x", b"bad/+")
-                )  # fmt: skip
+                packet = mqtt.Publish(topic.replace("+", "x"), payload, message["qos"], message["retain"])
+                packet.properties = properties
+                if message["qos"]:
+                    packet.dup, packet.packet_id = message["dup"], packet_id
+                packets.append(encode(packet, version).replace(b"bad/x", b"bad/+"))
                 packet_id = packet_id % 65535 + 1
         if event["mixed"]:
             packets = [packet for place in range(3) for packet in packets[place::3]]
@@ -262,6 +267,10 @@ class Conversation:
 
     def ping(self, number: int, event: dict[str, Any]) -> None:
         self.both(number, b"\xc0\0" * (1 + event["number"]))
+
+    def wait(self, number: int, event: dict[str, Any]) -> None:
+        for side in self.sides:
+            side.clock.now += 13.0
 
     def drop(self, number: int, event: dict[str, Any]) -> None:
         for side in self.sides:
