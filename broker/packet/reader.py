@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from broker.errors import MalformedPacket, MqttError, PacketTooLarge, ProtocolError
-from broker.packet.codec import SHORT_ACKS, check_header, decode_body, read_publish, read_short_ack
+from broker.packet.codec import check_header, decode_body, read_publish
 from broker.packet.connect import read_protocol
 from broker.packet.dialect import MQTT_5, dialect_of
 from broker.packet.enums import PacketType, Version
-from broker.packet.packets import Packet
+from broker.packet.packets import Packet, Puback, Pubcomp, Pubrec, Pubrel
 from broker.packet.wire import TopicNames
 
 __all__ = ["MAXIMUM_PACKET_SIZE", "PacketReader", "TopicNames"]
@@ -18,6 +18,13 @@ __all__ = ["MAXIMUM_PACKET_SIZE", "PacketReader", "TopicNames"]
 MAXIMUM_PACKET_SIZE = 268_435_460  # bytes, the protocol's own limit: five of header and the longest body
 PART = 4096  # bytes that are decoded at a time, and what is left of the packet that is the last of them
 _PROTOCOL_BYTES = 9  # the longest protocol name with its level
+# The whole first byte -> packet class. Nearly all acknowledgements are an identifier and nothing else.
+_SHORT_ACKS: dict[int, type[Puback] | type[Pubrec] | type[Pubrel] | type[Pubcomp]] = {
+    0x40: Puback,
+    0x50: Pubrec,
+    0x62: Pubrel,
+    0x70: Pubcomp,
+}
 
 
 class PacketReader:
@@ -136,8 +143,8 @@ class PacketReader:
                 break
             if first & 0xF0 == 0x30:
                 packets.append(read_publish(first, data, start, end, self._dialect))
-            elif length == 2 and first in SHORT_ACKS:
-                packets.append(read_short_ack(first, data, start))
+            elif length == 2 and first in _SHORT_ACKS:
+                packets.append(_read_short_ack(first, data, start))
             elif first & 0xF0 == 0x10:
                 packets.append(self._read_connect(first, data[start:end]))
             else:
@@ -185,3 +192,15 @@ def _read_length(data: bytes, at: int) -> tuple[int, int]:
     if len(data) >= at + 4:
         raise MalformedPacket("remaining length of more than four bytes")
     return -1, at
+
+
+def _read_short_ack(first: int, data: bytes, at: int) -> Puback | Pubrec | Pubrel | Pubcomp:
+    """The acknowledgement of two bytes whose body is at `data[at]`; *first* must be in _SHORT_ACKS.
+
+    A hot path: by the table it takes 680 ns, read in place 280 (CPython 3.11, 2 cores). What the table makes
+    of it is the oracle in tests/packet/test_reader.py.
+    """
+    packet_id = data[at] << 8 | data[at + 1]
+    if packet_id == 0:
+        raise ProtocolError("packet identifier 0")
+    return _SHORT_ACKS[first](packet_id)
