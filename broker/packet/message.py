@@ -230,6 +230,22 @@ def encode_publish(
     return b"".join((first, length, topic, identifier, block, payload))
 
 
+def numbered_packets(messages: Iterable[Message], version: Version, first: int) -> bytes:
+    """The PUBLISH of each of *messages* with QoS 1 and with identifiers from *first* on.
+
+    For what nobody else is sent, and so without the caches of `frame`, which is the plain version.
+    """
+    parts: list[bytes] = []
+    five, block = version is MQTT_5, b""
+    for packet_id, message in enumerate(messages, first):
+        topic, payload = _TOPICS[message.topic_name], message.payload
+        if five:
+            block = _properties(message, None, 0, ()) if message.properties else b"\0"
+        length = varint_bytes(len(topic) + 2 + len(block) + len(payload))
+        parts += (b"\x32", length, topic, packet_id.to_bytes(2, "big"), block, payload)
+    return b"".join(parts)
+
+
 def retained_packets(messages: Iterable[Message], version: Version) -> bytes:
     """The PUBLISH of each of *messages* with QoS 0 and RETAIN 1, which is sent once and kept by nobody.
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from broker.packet.codec import decode, encode
 from broker.packet.enums import Version
-from broker.packet.message import Message, encode_publish, retained_packets
+from broker.packet.message import Message, encode_publish, numbered_packets, retained_packets
 from broker.packet.packets import NO_PROPERTIES, Publish
 from broker.packet.properties import PropertyBlocks, copied
 from broker.packet.wire import read_varint
@@ -206,6 +206,15 @@ def test_size_counts_what_characters_take(text: str, width: int) -> None:
 def test_retained_packets_are_the_frames(messages: list[Message], version: Version) -> None:
     frames = [message.frame(version, 0, True)[0] for message in messages]
     assert retained_packets(messages, version) == b"".join(frames)
+
+
+@given(st.lists(make.messages(), max_size=5), make.versions, st.integers(1, 65530))
+def test_numbered_packets_are_the_frames(messages: list[Message], version: Version, first: int) -> None:
+    wanted = b""
+    for packet_id, message in enumerate(messages, first):
+        head, tail = message.frame(version, 1, False)
+        wanted += head + packet_id.to_bytes(2, "big") + tail
+    assert numbered_packets(messages, version, first) == wanted
 
 
 @pytest.mark.parametrize("size", [0, 120, 121, 122, 123, 124, 125, 126, 16_379, 16_380, 16_381, 70_000])

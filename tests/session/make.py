@@ -49,6 +49,9 @@ class FakeLink:
         self.sent.append(Sent(message.payload, qos, packet_id, dup, retain, identifiers))
         return True
 
+    def publish_queued(self, session: Session) -> bool:
+        return False
+
     def send(self, packet: Pubrel, after: int = 0) -> None:
         self.sent.append(packet)
 

@@ -252,6 +252,9 @@ def test_queued_qos_0_leaves_when_it_is_not_stored_any_more() -> None:
             seen.append(after)
             return True
 
+        def publish_queued(self, session: Any) -> bool:
+            return False
+
     session.attach(Link(), 10)  # type: ignore[arg-type]
     session.pump()
     assert seen == [number]
