@@ -26,7 +26,6 @@ from broker.packet.reader import PacketReader, TopicNames
 from broker.refusal import connack_refusal, disconnect, explain
 from broker.session.alias import InboundAliases, OutboundAliases, encode_aliased
 from broker.session.session import Session
-from broker.session.will import remaining
 from broker.transport.base import Connection
 
 log = logging.getLogger("broker.client")
@@ -54,8 +53,13 @@ class ClientTerms(WriteTerms):
     dropped: Callable[[str, Message | None, str], None]
     dispatch: Callable[[Client, Packet], Awaitable[None] | None]
     serve: Callable[[Client], None]  # runs a client that has something to read, or is at its end
-    lane: Callable[[Client, bytes], bytes] | None = None  # the fast lane: gives what it does not take
+    lane: Callable[[Client, bytes], bytes]  # the fast lane: gives what it does not take
     not_stored: Callable[[Client, bytes, Any, Exception], bytes | None]  # what an acknowledgement becomes
+
+
+def no_lane(client: Client, data: bytes) -> bytes:
+    """The fast lane while it is closed."""
+    return data
 
 
 class Client:
@@ -126,8 +130,7 @@ class Client:
 
     def count_drop(self, reason: str) -> None:
         """A message to or from this client was dropped."""
-        if self.dropped is None:
-            self.dropped = Counter()
+        self.dropped = self.dropped or Counter()
         self.dropped[reason] += 1
 
     def greet(self, maximum_packet_size: int | None, topic_alias_maximum: int) -> None:
@@ -166,7 +169,7 @@ class Client:
 
     def _end(self) -> None:
         self.over = True
-        if self._writer is not None:
+        if self._writer:
             self._writer.cancel()
         self._close()
         self._connection.attach(None)
@@ -184,7 +187,7 @@ class Client:
         """
         connection, reader, terms = self._connection, self.reader, self._terms
         stats, dispatch = terms.stats, terms.dispatch
-        offer = self._offer if terms.lane is not None else None
+        offer = None if terms.lane is no_lane else self._offer
         packet: Packet | None
         while not self.is_ending:
             if not connection.has_unread():
@@ -222,7 +225,7 @@ class Client:
 
     def take(self, data: bytes) -> bytes:
         """*data* arrived; gives what is for the read loop, which counts it: see transport.Reader."""
-        if self.serving or self._terms.lane is None:
+        if self.serving:
             return data
         rest = self._offer(data)
         self._terms.stats.bytes_received += len(data) - len(rest)
@@ -230,12 +233,11 @@ class Client:
 
     def _offer(self, data: bytes) -> bytes:
         """The fast lane takes what it can of *data*; gives the rest."""
-        assert self._terms.lane is not None
         try:
             return self._terms.lane(self, data)
         except Exception as error:
             self.fail_inside(error, "fast lane")
-            return b""
+        return b""
 
     def note_partial(self, progressed: bool) -> None:
         """What came was read as far as it is whole; *progressed* says that some was. Raises QuotaExceeded."""
@@ -387,20 +389,23 @@ class Client:
             outbound.put(data)
         return True
 
+    def publish_queued(self, session: Session) -> bool:
+        """See terms.Link. Runs are the fast lane's: it knows what to do with their PUBACKs."""
+        outbound, terms = self.outbound, self._terms
+        if self.careful or terms.lane is no_lane or outbound.gate or terms.journal.gate:
+            return False
+        run = session.inflight.take_run(session.queue, self.version, session.terms.overhead)
+        if run is not None:
+            terms.stats.publish_sent += run.count
+            outbound.put(run.packets, run.count)
+        return run is not None
+
     def _encode(
-        self,
-        message: Message,
-        qos: int,
-        retain: bool,
-        identifiers: tuple[int, ...],
-        packet_id: int,
-        dup: bool,
-    ) -> bytes | None:
+        self, message: Message, qos: int, retain: bool, identifiers: tuple[int, ...],
+        packet_id: int, dup: bool,
+    ) -> bytes | None:  # fmt: skip
         """The PUBLISH for this client alone; None: it may not be sent that much [MQTT-3.1.2-24]."""
-        left = None
-        if message.expires_at is not None:
-            left = remaining(message.expires_at, self._terms.clock())
-            left = min(left, message.properties.get("message_expiry_interval", left))
+        left = message.count_down(self._terms.clock())
         encode = partial(
             encode_publish, message, self.version, qos, retain,
             dup=dup, packet_id=packet_id, subscription_identifiers=identifiers, message_expiry_interval=left,
@@ -411,9 +416,8 @@ class Client:
         """Whether its PUBLISH is within the client's Maximum Packet Size; see terms.Link."""
         if self.maximum_packet_size is None:
             return True
-        packet_id = 1 if qos else 0
         data = encode_publish(
-            message, self.version, qos, False, packet_id=packet_id, subscription_identifiers=identifiers
+            message, self.version, qos, False, packet_id=min(qos, 1), subscription_identifiers=identifiers
         )
         return len(data) <= self.maximum_packet_size
 
@@ -488,8 +492,6 @@ class Client:
 
     def refused(self, acknowledgement: bytes, about: Any, failure: Exception) -> bytes | None:
         return self._terms.not_stored(self, acknowledgement, about, failure)
-
-    # ---- what a refusal says
 
     def explain(self, error: MqttError) -> Properties:
         """Reason String and User Properties for an acknowledgement; none if the client wants none."""

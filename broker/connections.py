@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from broker.client import Client, ClientTerms
+from broker.client import Client, ClientTerms, no_lane
 from broker.core import CONNECTION_OVERHEAD, TLS_OVERHEAD, Core
 from broker.errors import ServerShuttingDown
 from broker.handle.disconnect import serve_client
@@ -121,6 +121,6 @@ def client_terms(core: Core, serve: Callable[[Client], None]) -> ClientTerms:
         dropped=core.dropped,
         dispatch=dispatcher(core),
         serve=serve,
-        lane=lane.take if lane.open and core.config.capacity.fast_lane else None,
+        lane=lane.take if lane.open and core.config.capacity.fast_lane else no_lane,
         not_stored=partial(not_stored, core),
     )

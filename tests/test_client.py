@@ -26,7 +26,7 @@ from broker import (
     ReasonCode,
     Version,
 )
-from broker.client import Client, ClientTerms, Phase
+from broker.client import Client, ClientTerms, Phase, no_lane
 from broker.config import Protocol
 from broker.core import OVERHEAD
 from broker.handle import dispatch as dispatching
@@ -75,7 +75,7 @@ class Bench:
             limits=Limits(**limits), protocol=Protocol(), clock=self.clock, stats=Stats(0),
             budget=self.budget, names=TopicNames(True), dropped=self._dropped, dispatch=self._dispatch,
             journal=Journal(None, levels_of("always", ()), self.clock), not_stored=lambda *_: None,
-            serve=lambda _: None,
+            serve=lambda _: None, lane=no_lane,
         )  # fmt: skip
         self.version = version
         self.client = Client(self.wire, terms)

@@ -42,12 +42,11 @@ class Member:
     def room(self, size: int) -> int:
         """How many QoS 1 messages, *size* bytes in all, it can be sent at once without telling a store."""
         session = self.session
-        inflight = session.inflight
+        inflight, terms = session.inflight, session.terms
         if session.queue or inflight.resend or session.state is not None or self.outbound.gate:
             return 0
-        if session.bytes + size > session.terms.maximum_queued_bytes:
-            return 0
-        return min(inflight.window - inflight.used, inflight.count_unused())
+        free = terms.maximum_queued_bytes - session.bytes - size
+        return min(inflight.window - inflight.used, inflight.count_unused(), free // (terms.overhead or 1))
 
 
 class Audience:
@@ -85,13 +84,21 @@ class Audience1:
         self.tails: list[bytes] = []  # what is behind it
         self.room = 0  # for more of them
 
-    def opens(self, size: int) -> bool:
-        """Whether packets of a read, *size* bytes at most, may be collected now."""
+    def opens(self, size: int, free: int, overhead: int) -> bool:
+        """Whether packets of a read, *size* bytes at most, may be collected now.
+
+        *free* bytes are left in the byte budget, and each message takes *overhead* besides its own.
+        """
         for member in self.members:
             if not member.ready:
                 return False
-        self.room = min((member.room(size) for member in self.numbered), default=size)
-        return self.room > 0
+        room = size
+        if self.numbered:
+            room = (free // len(self.numbered) - size) // (overhead or 1)
+            for member in self.numbered:
+                room = min(room, member.room(size))
+        self.room = room
+        return room > 0
 
 
 def find_links(direct: Iterable[tuple[Any, Subscription]]) -> list[tuple[Session, Client, int]] | None:

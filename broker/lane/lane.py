@@ -45,6 +45,7 @@ class Lane:
         self._generation = -1
         self._attached = -1
         self._reads = 0
+        self._work = 0  # slices handed out for this read
         # By Topic Name with its length, for publishers of 3.x and of 5.0; None: hand it back.
         self._known_0: tuple[dict[bytes, Audience | None], ...] = ({}, {})
         self._known_1: tuple[dict[bytes, Audience1 | None], ...] = ({}, {})
@@ -68,8 +69,9 @@ class Lane:
             return data
         if client.outbound.blocked or core.budget.low or client.ending is not None:
             return data
-        if reader.partial:
-            if reader.partial > SHORT:
+        held = reader.partial
+        if held:
+            if held > SHORT:
                 return data
             data = reader.take_partial() + data
         if core.tree.generation != self._generation or session.terms.attached != self._attached:
@@ -86,15 +88,18 @@ class Lane:
             at = end
         if took:
             client.last_packet_at = core.clock()
-        if took or at == end:
+        if held or (at == end and reader.partial):
             client.note_partial(took)
+        if at == end:
+            return b""
         return data[at:] if at else data
 
     def _take(self, client: Client, data: bytes) -> int:
         """Where the packets end that were served."""
-        at, end = 0, len(data)
-        while at < end:
-            before, first = at, data[at]
+        at, end, first = 0, len(data), -1
+        self._work = 0
+        while at < end and data[at] != first:  # whoever stops before more of its kind has a reason
+            first = data[at]
             if first == PUBLISH_0:
                 at = self._take_qos_0(client, data, at)
             elif first == PUBLISH_1 and self._most_qos > 0:
@@ -103,7 +108,7 @@ class Lane:
                 at = self._take_pubacks(client, data, at)
             elif first == PINGREQ:
                 at = self._take_pingreqs(client, data, at)
-            if at == before:
+            else:
                 break
         return at
 
@@ -177,7 +182,7 @@ class Lane:
         known = self._known_0[five]
         audience: Audience | None = None
         opened: list[Member] = []
-        begin, count, received, sent, work, size = at, 0, 0, 0, 0, len(data)
+        begin, count, received, sent, size = at, 0, 0, 0, len(data)
         last_topic, last_length = b"", 0
         self._reads += 1
         while at + 4 < size and data[at] == PUBLISH_0:
@@ -205,10 +210,10 @@ class Lane:
                         sent += count * audience.size
                     received += count
                     begin, count = at, 0
-                    audience = found if work < MOST and self._opens(found, opened) else None
+                    audience = found if self._work < MOST and self._opens(found, opened) else None
                     if audience is None:
                         break
-                    work += audience.size
+                    self._work += audience.size
                 last_topic = topic
             elif length == last_length and _repeats(data, at, end):
                 number = count_equal(data, at, end - at, data[at:block_end])
@@ -273,8 +278,7 @@ class Lane:
         opened: list[Audience1] = []
         identifiers: list[bytes] = []
         acknowledged: list[bytes] = []
-        size, work, last_topic, last_length = len(data), 0, b"", 0
-        most = size + self._overhead * (size // 8)  # bytes that all of it could take
+        size, last_topic, last_length = len(data), b"", 0
         while at + 6 < size and data[at] == PUBLISH_1:
             length, start = data[at + 1], at + 2
             if length > 0x7F:
@@ -297,8 +301,8 @@ class Lane:
             if topic != last_topic:
                 found = known.get(topic) or self._find_1(known, topic, five)
                 if found is None or found is not audience:
-                    audience = self._turn_to(found, opened, client, most) if work < MOST else None
-                    work += 1 if found is None else len(found.members)
+                    audience = self._turn_to(found, opened, client, size) if self._work < MOST else None
+                    self._work += 1 if found is None else len(found.members)
                 last_topic = topic
             elif length == last_length and audience is not None and not block and _repeats(data, at, end):
                 _acknowledge(acknowledged, identifiers)
@@ -329,10 +333,14 @@ class Lane:
             return found
         if not found.alone:  # somebody may get messages of two audiences, and in order
             self._send_all(client, opened)
-        if not found.opens(size):
+        if not self._has_room(found, size):
             return None
         opened.append(found)
         return found
+
+    def _has_room(self, audience: Audience1, size: int) -> bool:
+        budget = self._core.budget
+        return audience.opens(size, budget.maximum - budget.used, self._overhead)
 
     def _send_all(self, client: Client, opened: list[Audience1]) -> None:
         """Hand over the QoS 1 packets that were collected."""
@@ -359,7 +367,7 @@ class Lane:
         end = at + number * size
         if five and data[topic_end + 2 : end : size].count(0) != number:
             return at
-        if not number or not audience.opens((self._overhead + size) * number):
+        if not number or not self._has_room(audience, end - at):
             return at
         end = at + min(number, audience.room) * size
         run = Run(data[at:end], size, topic_end - at, five, client.info.client_id)
@@ -372,15 +380,15 @@ class Lane:
 
     def _send(self, audience: Audience1, stretch: Stretch | Run) -> None:
         """A QoS 1 *stretch* to all of *audience*, who have room."""
-        count = stretch.count
-        made: dict[tuple[bool, int], bytes] = {}
+        count, now = stretch.count, self._core.clock()
+        made: dict[tuple[bool, int], bytes] = {}  # for those that are to get the same
         for member in audience.numbered:
             first = member.session.inflight.next_unused()
             packets = made.get((member.five, first))
             if packets is None:
                 packets = made[member.five, first] = stretch.numbered(member.five, first)
             cost = len(packets) + count * self._overhead
-            run = SentRun(first, count, packets, cost, stretch.client_id, member.five, self._core.clock())
+            run = SentRun(first, count, packets, cost, stretch.client_id, member.five, now)
             member.session.send_run(run)
             member.outbound.put(packets, count)
         for member in audience.lowered:

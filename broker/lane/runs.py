@@ -71,6 +71,8 @@ class Stretch:
 
     def numbered(self, five: bool, first: int) -> bytes:
         """The packets for a 5.0 client or another, with the identifiers from *first* on."""
+        if self.count == 1 and five == self.five:
+            return b"".join((self._heads[0], first.to_bytes(2, "big"), self._tails[0]))
         out: list[bytes] = [b""] * (3 * self.count)
         out[0::3] = self._heads
         out[1::3] = _identifiers()[first : first + self.count]

@@ -12,11 +12,13 @@ from typing import Any
 
 from broker.errors import ProtocolError
 from broker.packet.enums import PacketType, Version
-from broker.packet.message import Message
+from broker.packet.message import Message, numbered_packets
 from broker.packet.packets import Publish
 from broker.packet.reader import PacketReader
 
 LAST_IDENTIFIER = 65535
+SHORTEST_RUN, LONGEST_RUN = 8, 512  # messages of a queue that are sent in one piece
+RUN_BYTES = 128 * 1024  # of the byte budget that such a piece takes, about
 
 
 class State(IntEnum):
@@ -61,6 +63,12 @@ class Delivery:
     row: int = 0
     batch: int = 0
     number: int = 0  # of all that its session was ever sent
+
+    @property
+    def plain(self) -> bool:
+        """Whether a SentRun can say all there is to know of it."""
+        more = self.retain or self.identifiers or self.share or self.record
+        return self.qos == 1 and not more and self.message.expires_at is None
 
     def revoke(self) -> None:
         """The store has refused its message: it is not delivered, unless it was sent already."""
@@ -177,6 +185,33 @@ class Inflight:
         self.held[packet_id] = message
 
     # ---- runs of the fast lane
+
+    def take_run(self, queue: deque[Delivery], version: Version, overhead: int) -> SentRun | None:
+        """Start what *queue* begins with as a run, if that is worth it; needs `room`.
+
+        30,000 messages of a session that had been away cost 3.5 us each one by one, and 0.9 in runs (mqttload
+        persistent; CPython 3.11, 2 cores).
+        """
+        most = min(self.window - self.used, self.count_unused(), LONGEST_RUN)
+        if len(queue) < SHORTEST_RUN or most < SHORTEST_RUN:
+            return None
+        client_id, cost = queue[0].message.client_id, 0
+        messages: list[Message] = []
+        for delivery in islice(queue, most):
+            message = delivery.message
+            if not delivery.plain or message.client_id != client_id or cost > RUN_BYTES:
+                break
+            cost += message.size + overhead
+            messages.append(message)
+        if len(messages) < SHORTEST_RUN:
+            return None
+        for _ in messages:
+            queue.popleft()
+        first, five = self.next_unused(), version is Version.MQTT_5
+        packets = numbered_packets(messages, version, first)
+        run = SentRun(first, len(messages), packets, cost, client_id, five, 0.0)  # none expires
+        self.add_run(run)
+        return run
 
     def count_unused(self) -> int:
         """How many identifiers in a row nobody uses, from the one on that `next_unused` gives."""

@@ -144,7 +144,7 @@ class Session:
         shed = [queued for queued in self.queue if queued.qos == 0]
         self.queue = deque(queued for queued in self.queue if queued.qos)
         for queued in shed:
-            self._left_queue(queued)
+            self.queued_qos_0 -= queued.qos == 0
             self._drop(queued, "memory")
         return self.terms.budget.take(cost)
 
@@ -185,7 +185,7 @@ class Session:
                 self.terms.expiring(self)
         if self._is_full(len(self.queue) + 1) and not self._make_room(delivery):
             return
-        delivery.message = message.bare()
+        delivery.message = message if message.qos else message.bare()  # the router drops the frames of others
         self.enqueue(delivery)
         self.queued_qos_0 += delivery.qos == 0
 
@@ -231,7 +231,7 @@ class Session:
                 earliest = earliest if deadline is None else min(earliest, deadline)
         self.queue, self.queue_expires_at = kept, earliest
         for queued in expired:
-            self._left_queue(queued)
+            self.queued_qos_0 -= queued.qos == 0
             self._drop(queued, "expired")
         if earliest != NEVER:
             self.terms.expiring(self)
@@ -242,16 +242,13 @@ class Session:
             if not self._is_full(len(self.queue) + 1):
                 return
             self.queue.remove(queued)
-            self._left_queue(queued)
+            self.queued_qos_0 -= queued.qos == 0
             self._drop(queued, "queue_full")
 
     def _take_next(self) -> Delivery:
         delivery = self.queue.popleft()
-        self._left_queue(delivery)
-        return delivery
-
-    def _left_queue(self, delivery: Delivery) -> None:
         self.queued_qos_0 -= delivery.qos == 0
+        return delivery
 
     def _drop(self, delivery: Delivery, reason: str) -> None:
         self._release(delivery)
@@ -274,7 +271,7 @@ class Session:
         """The store refused the message of *delivery*; one that was sent already is completed."""
         if delivery.state is State.QUEUED and delivery in self.queue:
             self.queue.remove(delivery)
-            self._left_queue(delivery)
+            self.queued_qos_0 -= delivery.qos == 0
             self._drop(delivery, "store_failed")
 
     def _give(self, cost: int) -> None:
@@ -286,6 +283,8 @@ class Session:
         if self.inflight.resend:
             self._resend()
         while self.queue and not self.inflight.resend and self.ready:
+            if self.link is not None and self.link.publish_queued(self):
+                continue
             delivery = self._take_next()
             expires_at = delivery.message.expires_at
             if expires_at is not None and expires_at <= self.terms.clock():
@@ -421,7 +420,7 @@ class Session:
 
     # ---- shared subscriptions
 
-    def turn(self, message: Message, subscription: Subscription) -> int:
+    def turn(self, message: Message, subscription: Subscription) -> Turn:
         """How well this member of a group could take *message* now: a `shared.Turn` [MQTT5 4.8.2]."""
         qos = min(message.qos, subscription.qos)
         if self.link is not None:
@@ -452,7 +451,7 @@ class Session:
         if taken:
             self.queue = deque(d for d in self.queue if not (d.share and (not share or d.share == share)))
         for delivery in taken:
-            self._left_queue(delivery)
+            self.queued_qos_0 -= delivery.qos == 0
             self._release(delivery)
         return taken
 

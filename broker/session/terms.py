@@ -31,6 +31,9 @@ class Link(Protocol):
         It leaves when batch *after* of the journal is committed; 0: at once.
         """
 
+    def publish_queued(self, session: Any) -> bool:
+        """Send what the queue of *session*, which is `ready`, begins with in one piece; False: one by one."""
+
     def send(self, packet: Pubrel, after: int = 0) -> None:
         """Queue a control packet; never dropped. *after* is as in `publish`."""
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker import Broker, Capacity, Config, Limits, Protocol
+from broker.client import no_lane
 from broker.packet import packets as mqtt
 from broker.packet.codec import encode
 from broker.packet.enums import Version
@@ -84,7 +85,7 @@ class Side:
             protocol=Protocol(takeover="any", overlap=overlap),  # type: ignore[arg-type]
         )
         self.broker = memory_broker(config, clock=self.clock)
-        assert (self.broker._connections._terms.lane is not None) is fast_lane
+        assert (self.broker._connections._terms.lane is not no_lane) is fast_lane
         self.clients: dict[int, One] = {}
         self.cut_off = False  # somebody was
 

@@ -1,0 +1,274 @@
+"""What the fast lane keeps to: bounds, turns, and what happens when it has a bug."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker import Broker, Capacity, Config, HookBase, Limits
+from broker.client import no_lane
+from broker.lane import lane as fast
+from broker.packet.codec import encode
+from broker.packet.enums import Version
+from broker.packet.packets import Connect, Pingresp, Puback, Publish, Subscribe, SubscribeRequest
+from broker.session.inflight import Inflight, SentRun
+from tests.peer import Peer, memory_broker, run_async, settle
+from tests.wire import Wire, turns
+
+V5 = Version.MQTT_5
+BY_HAND = Capacity(sweep_interval=0, sys_interval=0)
+
+
+def by_hand(**limits: Any) -> Config:
+    return Config(capacity=BY_HAND, limits=Limits(**limits))
+
+
+async def joined(broker: Broker, client_id: str, *filters: str, qos: int = 0) -> Wire:
+    """A client whose connection the test holds in its hand."""
+    wire = Wire()
+    broker._connections.accept(wire)
+    packets = [Connect(client_id, V5)]
+    data = b"".join(encode(packet, V5) for packet in packets)
+    if filters:
+        data += encode(Subscribe(1, [SubscribeRequest(one, qos) for one in filters]), V5)
+    wire.incoming.put_nowait(data)
+    await turns(10)
+    assert client_id in broker.clients
+    wire.sent()
+    return wire
+
+
+def publishes(*topics: str, qos: int = 0, payload: bytes = b"x") -> bytes:
+    packets = (
+        Publish(topic, payload, qos, packet_id=qos * (n % 65535 + 1)) for n, topic in enumerate(topics)
+    )
+    return b"".join(encode(packet, V5) for packet in packets)
+
+
+def take(broker: Broker, client_id: str, data: bytes) -> bytes:
+    """What the lane leaves of *data*."""
+    client = broker.clients[client_id]
+    return broker._connections._terms.lane(client, data)
+
+
+# ---- when it is closed
+
+
+class Watching(HookBase):
+    def on_publish(self, client: Any, message: Any) -> None: ...
+
+
+class Filtering(HookBase):
+    def can_read(self, client_id: str, topic_name: str) -> bool:
+        return True
+
+
+class Indifferent(HookBase):
+    def on_connected(self, client: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("hooks", "limits", "is_open"),
+    [
+        ((), {}, True),
+        ((Indifferent(),), {}, True),
+        ((Watching(),), {}, False),
+        ((Filtering(),), {}, False),
+        ((), {"message_expiry_interval": 60}, False),
+        ((), {"maximum_packet_size": 1000}, False),
+    ],
+)
+def test_who_wants_to_see_every_message_closes_it(
+    hooks: tuple[HookBase, ...], limits: dict[str, int], is_open: bool
+) -> None:
+    broker = memory_broker(by_hand(**limits), hooks=hooks)
+    assert (broker._connections._terms.lane is not no_lane) is is_open
+
+
+# ---- what it takes and what it leaves
+
+
+@pytest.mark.parametrize(
+    ("data", "left"),
+    [
+        (publishes("t", "u", "t"), b""),
+        (publishes("t", "t", qos=1), b""),
+        (publishes("t", qos=1) + b"\xc0\0" * 3 + publishes("t"), b""),
+        (publishes("t", qos=2), publishes("t", qos=2)),
+        (publishes("t") + b"\x31\x05\0\1t\0r" + publishes("t"), b"\x31\x05\0\1t\0r" + publishes("t")),
+        (b"\x3a\x07\0\1t\0\1\0d", b"\x3a\x07\0\1t\0\1\0d"),
+        (publishes("nobody", qos=1), publishes("nobody", qos=1)),  # 0x10: the readable lane says so
+        (publishes("nobody"), b""),
+        (publishes("$SYS/x"), publishes("$SYS/x")),
+        (publishes("t") + b"\x30\x04\0\1+\0", b"\x30\x04\0\1+\0"),
+        (b"\x32\x06\0\1t\0\0\0", b"\x32\x06\0\1t\0\0\0"),
+        (b"\x30\x84\x00\0\1t\0", b"\x30\x84\x00\0\1t\0"),
+        (b"\x30\x02\0\5", b"\x30\x02\0\5"),
+        (publishes("t", payload=b"x" * 20_000), publishes("t", payload=b"x" * 20_000)),
+        (b"\x40\x02\0\7", b"\x40\x02\0\7"),
+        (publishes("t")[:3], b""),  # begun: it is kept for the next read
+    ],
+)
+@run_async
+async def test_what_it_takes(data: bytes, left: bytes) -> None:
+    async with memory_broker(by_hand()) as broker:
+        await joined(broker, "s", "t", "u", qos=1)
+        await joined(broker, "p")
+        assert take(broker, "p", data) == left
+
+
+@run_async
+async def test_a_packet_in_two_pieces_is_taken_whole() -> None:
+    async with memory_broker(by_hand()) as broker:
+        wire = await joined(broker, "s", "t")
+        await joined(broker, "p")
+        data = publishes("t", "t")
+        for at in range(1, len(data)):
+            assert take(broker, "p", data[:at]) == take(broker, "p", data[at:]) == b""
+            await turns()
+            assert wire.sent() == data, at
+
+
+@run_async
+async def test_what_the_read_loop_is_busy_with_comes_first() -> None:
+    async with memory_broker(by_hand()) as broker:
+        await joined(broker, "s", "t")
+        await joined(broker, "p")
+        client = broker.clients["p"]
+        client.serving = True
+        data = publishes("t")
+        assert client.take(data) == data
+
+
+# ---- bounds
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@run_async
+async def test_one_read_for_many_is_left_after_a_while(mixed: bool) -> None:
+    async with memory_broker(by_hand()) as broker:
+        for number in range(50):
+            await joined(broker, f"s{number}", "t", "u", qos=1)
+        await joined(broker, "p")
+        data = (publishes("t") + publishes("u", qos=1)) * 1000 if mixed else publishes(*("t", "u") * 2000)
+        sent = broker.stats.publish_sent
+        rest = take(broker, "p", data)
+        assert len(data) > len(rest) > 0
+        assert fast.MOST <= broker.stats.publish_sent - sent <= fast.MOST + 50
+
+
+@pytest.mark.parametrize("equal", [True, False])
+@run_async
+async def test_no_more_than_the_receiver_allows(equal: bool) -> None:
+    async with memory_broker(by_hand()) as broker:
+        subscriber, publisher = Peer(broker), Peer(broker)
+        await subscriber.connect("s", properties={"receive_maximum": 10})
+        await subscriber.subscribe("t", qos=1)
+        await publisher.connect("p")
+        payloads = (b"x" * (1 if equal else number + 1) for number in range(25))
+        publisher.send(*(Publish("t", payload, 1, packet_id=n + 1) for n, payload in enumerate(payloads)))
+        for number in range(25):
+            assert (await publisher.expect(Puback)).packet_id == number + 1
+        session = broker._core.sessions.get("s")
+        assert session is not None and session.inflight.used == 10 and len(session.queue) == 15
+        for number in range(25):
+            packet = await subscriber.expect(Publish)
+            assert packet.packet_id == number + 1
+            subscriber.send(Puback(packet.packet_id))
+        await subscriber.expect_nothing()
+        assert session.inflight.used == 0 and not session.bytes and not session.inflight.runs
+
+
+@run_async
+async def test_no_more_than_the_byte_budget_has() -> None:
+    config = Config(capacity=Capacity(sweep_interval=0, sys_interval=0, maximum_bytes=400_000))
+    async with memory_broker(config) as broker:
+        await joined(broker, "s", "t", qos=1)
+        await joined(broker, "p")
+        budget = broker._core.budget
+        for number in range(100):
+            take(broker, "p", publishes(*["t"] * 100, qos=1))
+            assert budget.used <= budget.maximum, number
+        assert budget.low
+
+
+# ---- identifiers
+
+
+def run_of(inflight: Inflight, count: int) -> None:
+    assert count <= inflight.count_unused()
+    inflight.add_run(SentRun(inflight.next_unused(), count, b"", 0, "p", True, 0.0))
+
+
+def test_identifiers_begin_again_and_pass_by_those_in_use() -> None:
+    inflight = Inflight()
+    inflight.open(65535)
+    run_of(inflight, 10)
+    assert inflight.runs is not None
+    run_of(inflight, 65_000)
+    assert inflight.count_unused() == 525 and inflight.next_unused() == 65_011
+    run_of(inflight, 525)
+    assert inflight.count_unused() == 0, "1 is in use still"
+    assert inflight.acknowledge_run(4) == 0
+    assert (inflight.count_unused(), inflight.next_unused()) == (4, 1)
+    run_of(inflight, 4)
+    assert inflight.count_unused() == 0
+    assert [(run.first, run.count) for run in inflight.runs] == [(5, 6), (11, 65_000), (65_011, 525), (1, 4)]
+
+
+@pytest.mark.parametrize("order", ["reversed", "again", "resumed"])
+@run_async
+async def test_runs_become_deliveries_when_somebody_has_to_know(order: str) -> None:
+    async with memory_broker(by_hand()) as broker:
+        publisher, subscriber = Peer(broker), Peer(broker)
+        await publisher.connect("p")
+        await subscriber.connect("s", properties={"session_expiry_interval": 60})
+        await subscriber.subscribe("#", qos=1)
+        sent = [Publish(f"t{n % 2}", b"%d" % n, 1, packet_id=n + 1) for n in range(6)]
+        publisher.send(*sent)
+        got = [await subscriber.expect(Publish) for _ in sent]
+        session = broker._core.sessions.get("s")
+        assert session is not None and session.inflight.runs and not session.inflight.entries
+        subscriber.send(Puback(got[0].packet_id))
+        await subscriber.expect_nothing()
+        if order == "resumed":
+            subscriber.drop()
+            await settle(broker, "s")
+            subscriber = Peer(broker)
+            await subscriber.connect("s", clean_start=False, properties={"session_expiry_interval": 60})
+            again = [await subscriber.expect(Publish) for _ in got[1:]]
+            assert [(p.topic_name, p.payload, p.packet_id, p.dup) for p in again] == [
+                (p.topic_name, p.payload, p.packet_id, True) for p in got[1:]
+            ]
+        rest = got[1:][::-1] if order == "reversed" else got[1:]
+        subscriber.send(*(Puback(packet.packet_id) for packet in (rest + rest if order == "again" else rest)))
+        await subscriber.expect_nothing()
+        assert (session.inflight.used, session.bytes, session.inflight.entries) == (0, 0, {})
+
+
+# ---- a bug
+
+
+@run_async
+async def test_a_bug_in_it_costs_its_client_the_connection_and_nobody_else(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with memory_broker(by_hand()) as broker:
+        bad, bystander = Peer(broker), Peer(broker)
+        await bad.connect("bad")
+        await bystander.connect("good")
+        await bystander.subscribe("t")
+        with monkeypatch.context() as patch:
+            patch.setattr(fast.Member, "hand_over", lambda member: 1 // 0)
+            bad.send(Publish("t", b"lost"))
+            with pytest.raises(ConnectionResetError):
+                await bad.recv()
+            await settle(broker, "bad")
+        assert [record.levelname for record in caplog.records if record.exc_info] == ["ERROR"]
+        other = Peer(broker)
+        await other.connect("other")
+        other.send(Publish("t", b"after"))
+        assert (await bystander.expect(Publish)).payload == b"after"
+        bystander.send_raw(b"\xc0\0")
+        await bystander.expect(Pingresp)
