@@ -133,7 +133,9 @@ class Lane:
             return None
         route = self._core.tree.match(topic_name)
         links = None if route.groups else find_links(route.direct)
-        if links is None or (not links and qos and five):  # then PUBACK says that nobody matched
+        if links is None or (qos and five and not links):  # then PUBACK says that nobody matched
+            return None
+        if qos and len({session for session, _, _ in links}) < len(links):  # room is for one message each
             return None
         members = []
         for session, link, granted in links:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker import Broker, Capacity, Config, HookBase, Limits
+from broker import Broker, Capacity, Config, HookBase, Limits, Protocol
 from broker.client import no_lane
 from broker.lane import lane as fast
 from broker.packet.codec import encode
@@ -178,6 +178,21 @@ async def test_no_more_than_the_receiver_allows(equal: bool) -> None:
             subscriber.send(Puback(packet.packet_id))
         await subscriber.expect_nothing()
         assert session.inflight.used == 0 and not session.bytes and not session.inflight.runs
+
+
+@run_async
+async def test_two_subscriptions_of_one_session_take_its_room_twice() -> None:
+    config = Config(capacity=BY_HAND, protocol=Protocol(overlap="per_subscription"))
+    async with memory_broker(config) as broker:
+        subscriber, publisher = Peer(broker), Peer(broker)
+        await subscriber.connect("s", properties={"receive_maximum": 3})
+        await subscriber.subscribe("t", "#", qos=1)
+        await publisher.connect("p")
+        publisher.send(*(Publish("t", b"x", 1, packet_id=number + 1) for number in range(2)))
+        for _ in range(2):
+            await publisher.expect(Puback)
+        session = broker._core.sessions.get("s")
+        assert session is not None and (session.inflight.used, len(session.queue)) == (3, 1)
 
 
 @run_async
