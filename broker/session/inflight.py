@@ -40,7 +40,7 @@ NEXT = {
 }
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, init=False)
 class Delivery:
     """One QoS 1 or 2 message on its way to one session.
 
@@ -53,16 +53,43 @@ class Delivery:
     message: Message
     qos: int
     retain: bool
-    identifiers: tuple[int, ...] = ()
-    share: str = ""
-    packet_id: int = 0
-    state: State = State.QUEUED
-    counted: bool = False
-    requested: bool = False
-    record: Any = None
-    row: int = 0
-    batch: int = 0
-    number: int = 0  # of all that its session was ever sent
+    identifiers: tuple[int, ...]
+    share: str
+    packet_id: int
+    state: State
+    counted: bool
+    requested: bool
+    record: Any
+    row: int
+    batch: int
+    number: int  # of all that its session was ever sent
+
+    def __init__(  # by hand, as in Publish
+        self,
+        message: Message,
+        qos: int,
+        retain: bool,
+        identifiers: tuple[int, ...] = (),
+        share: str = "",
+        packet_id: int = 0,
+        state: State = State.QUEUED,
+        counted: bool = False,
+        requested: bool = False,
+        number: int = 0,
+    ) -> None:
+        self.message = message
+        self.qos = qos
+        self.retain = retain
+        self.identifiers = identifiers
+        self.share = share
+        self.packet_id = packet_id
+        self.state = state
+        self.counted = counted
+        self.requested = requested
+        self.record = None
+        self.row = 0
+        self.batch = 0
+        self.number = number
 
     @property
     def plain(self) -> bool:
