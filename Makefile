@@ -1,6 +1,9 @@
 # make run     a broker on tcp://127.0.0.1:1883; pass flags as in: make run ARGS="--listen tcp://0.0.0.0:1883"
-# make test    everything that must hold: ruff, mypy and all tests; installs what they need
+# make test    everything that must hold: ruff, mypy, all tests, and some of them on the compiled build;
+#              installs what they need
 # make check   the quick part of it: ruff and mypy
+# make wheel   a compiled wheel for this Python and machine, in dist/: see docs/compiled.md
+# make test-compiled   all tests on the compiled build
 # make clean   remove what the others made
 
 PYTHON ?= python3
@@ -9,7 +12,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test check clean
+# Of the tests those that show best whether compiling changed anything.
+COMPILED_TESTS := $(addprefix tests/,test_build.py packet topic session lane hook conformance)
+
+.PHONY: run test check wheel test-compiled clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/.run
@@ -19,6 +25,14 @@ test:
 	PYTHON=$(PYTHON) tests/install.sh
 	$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest tests $(PYTEST_ARGS)
+	tests/compiled.sh $(PYTEST_ARGS) $(COMPILED_TESTS)
+
+test-compiled: $(VENV)/.test
+	PYTHON=$(PYTHON) tests/install.sh
+	tests/compiled.sh $(PYTEST_ARGS) tests
+
+wheel: | $(BIN)/python
+	PYBROKER_COMPILE=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .
