@@ -65,7 +65,7 @@ class Lane:
         The beginning of a packet that is not whole yet is left with the reader.
         """
         core, session, reader = self._core, client.session, client.reader
-        if session is None or client.phase is not Phase.CONNECTED or session.link is not client:
+        if session is None or client.phase is not Phase.CONNECTED:
             return data
         if client.outbound.blocked or core.budget.low or client.ending is not None:
             return data

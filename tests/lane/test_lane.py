@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker import Broker, Capacity, Config, HookBase, Limits, Protocol
 from broker.client import no_lane
+from broker.errors import MqttError
 from broker.lane import lane as fast
 from broker.packet.codec import encode
 from broker.packet.enums import Version
-from broker.packet.packets import Connect, Pingresp, Puback, Publish, Subscribe, SubscribeRequest
-from broker.session.inflight import Inflight, SentRun
-from tests.peer import Peer, memory_broker, run_async, settle
+from broker.packet.message import Message
+from broker.packet.packets import (
+    Connect,
+    Disconnect,
+    Pingresp,
+    Puback,
+    Publish,
+    Pubrec,
+    Suback,
+    Subscribe,
+    SubscribeRequest,
+)
+from broker.session.inflight import Delivery, Inflight, SentRun
+from tests.peer import Clock, Peer, memory_broker, run_async, settle
 from tests.wire import Wire, turns
 
 V5 = Version.MQTT_5
@@ -104,7 +117,8 @@ def test_who_wants_to_see_every_message_closes_it(
         (publishes("t") + b"\x30\x04\0\1+\0", b"\x30\x04\0\1+\0"),
         (b"\x32\x06\0\1t\0\0\0", b"\x32\x06\0\1t\0\0\0"),
         (b"\x30\x84\x00\0\1t\0", b"\x30\x84\x00\0\1t\0"),
-        (b"\x30\x02\0\5", b"\x30\x02\0\5"),
+        (b"\x30\x02\0\5hello", b"\x30\x02\0\5hello"),
+        (b"\x32\x04\0\5hello\0\1\0", b"\x32\x04\0\5hello\0\1\0"),
         (publishes("t", payload=b"x" * 20_000), publishes("t", payload=b"x" * 20_000)),
         (b"\x40\x02\0\7", b"\x40\x02\0\7"),
         (publishes("t")[:3], b""),  # begun: it is kept for the next read
@@ -139,6 +153,263 @@ async def test_what_the_read_loop_is_busy_with_comes_first() -> None:
         client.serving = True
         data = publishes("t")
         assert client.take(data) == data
+
+
+@run_async
+async def test_a_long_beginning_is_the_reader_s() -> None:
+    async with memory_broker(by_hand()) as broker:
+        wire = await joined(broker, "p")
+        data = publishes("t", payload=b"x" * 60_000)
+        wire.incoming.put_nowait(data[:20_000])
+        await turns()
+        assert broker.clients["p"].reader.partial == 20_000
+        assert take(broker, "p", data[20_000:]) == data[20_000:]
+
+
+@pytest.mark.parametrize("why", ["memory is short", "it does not read its answers", "it is ending"])
+@run_async
+async def test_it_steps_aside(why: str) -> None:
+    async with memory_broker(by_hand()) as broker:
+        await joined(broker, "s", "t")
+        await joined(broker, "p")
+        client, budget = broker.clients["p"], broker._core.budget
+        taken = budget.maximum if why == "memory is short" else 0
+        budget.take_anyway(taken)
+        client.outbound.blocked = why == "it does not read its answers"
+        client.ending = MqttError("over") if why == "it is ending" else None
+        assert take(broker, "p", publishes("t")) == publishes("t")
+        client.outbound.blocked, client.ending = False, None
+        budget.give(taken)
+        assert take(broker, "p", publishes("t")) == b""
+
+
+@run_async
+async def test_it_has_no_qos_that_the_broker_has_not() -> None:
+    async with memory_broker(by_hand(maximum_qos=0)) as broker:
+        await joined(broker, "p")
+        assert take(broker, "p", publishes("t")) == b""
+        assert take(broker, "p", publishes("t", qos=1)) == publishes("t", qos=1)
+
+
+def with_properties(**properties: Any) -> bytes:
+    return encode(Publish("t", b"\xff", 0, properties=properties), V5)
+
+
+EXPIRY, TYPE = b"\x02\0\0\0\x3c", b"\x03\0\1x"
+
+
+@pytest.mark.parametrize(
+    ("data", "sent"),
+    [
+        (with_properties(content_type="x"), with_properties(content_type="x")),
+        (b"\x30\x0e\0\1t\x09" + TYPE + EXPIRY + b"p", b"\x30\x0e\0\1t\x09" + TYPE + EXPIRY + b"p"),
+        (b"\x30\x0e\0\1t\x09" + EXPIRY + TYPE + b"p", b"\x30\x0e\0\1t\x09" + TYPE + EXPIRY + b"p"),
+        (with_properties(user_property=[("k", "v")]), with_properties(user_property=[("k", "v")])),
+        (with_properties(user_property=[("k", "v")] * 3), b""),
+        (with_properties(topic_alias=1), b""),
+        (with_properties(message_expiry_interval=0), b""),
+        (with_properties(payload_format_indicator=0), with_properties(payload_format_indicator=0)),
+        (with_properties(payload_format_indicator=1), b""),
+        (with_properties(correlation_data=b"x" * 200), b""),
+        (b"\x30\x08\0\1t\x04\x7f\0\1x", b""),  # no such property
+        (b"\x30\x07\0\1t\x04\x03\0\1", b""),  # its block is longer than the packet
+    ],
+)
+@pytest.mark.parametrize("others", [False, True])
+@run_async
+async def test_properties_that_travel(data: bytes, sent: bytes, others: bool) -> None:
+    config = Config(
+        capacity=BY_HAND,
+        limits=Limits(maximum_user_properties=2, topic_alias_maximum=5),
+        protocol=Protocol(validate_payload_format=True),
+    )
+    async with memory_broker(config) as broker:
+        wire = await joined(broker, "s", "t")
+        await joined(broker, "p")
+        plain = publishes("t") if others else b""
+        assert take(broker, "p", plain + data + plain) == (b"" if sent else data + plain)
+        await turns()
+        assert wire.sent() == plain + sent + (plain if sent else b"")
+
+
+# ---- order
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+@run_async
+async def test_who_hears_several_topics_hears_them_in_order(qos: int) -> None:
+    async with memory_broker(by_hand()) as broker:
+        everything, some = Peer(broker), Peer(broker)
+        await everything.connect("everything")
+        await everything.subscribe("#", qos=1)
+        await some.connect("some")
+        await some.subscribe("a", "c", qos=1)
+        await joined(broker, "p")
+        topics = [*"abcabcccbbaacb"] * 3
+        assert take(broker, "p", publishes(*topics, qos=qos)) == b""
+        assert [(await everything.expect(Publish)).topic_name for _ in topics] == topics
+        wanted = [topic for topic in topics if topic in "ac"]
+        assert [(await some.expect(Publish)).topic_name for _ in wanted] == wanted
+
+
+@run_async
+async def test_what_waits_goes_first() -> None:
+    async with memory_broker(by_hand(queue_qos_0=True)) as broker:
+        await joined(broker, "p")
+        peer = Peer(broker)
+        await peer.connect("s", properties={"session_expiry_interval": 60, "receive_maximum": 1})
+        await peer.subscribe("t", qos=1)
+        data = publishes("t", "t", qos=1)
+        assert take(broker, "p", data) == data[len(data) // 2 :], "one is on its way"
+        session = broker._core.sessions.get("s")
+        assert session is not None
+        await broker.publish("t", b"queued", qos=1)
+        assert len(session.queue) == 1
+        session.inflight.window = 10
+        assert take(broker, "p", data) == data, "not before what is queued"
+        session.queued_qos_0 = 1
+        assert take(broker, "p", publishes("t")) == publishes("t"), "nor QoS 0 before QoS 0 that is"
+        session.queued_qos_0 = 0
+
+
+@run_async
+async def test_identifiers_of_qos_2_messages_are_looked_at_by_others() -> None:
+    async with memory_broker(by_hand()) as broker:
+        peer = Peer(broker)
+        await peer.connect("p")
+        peer.send(Publish("t", b"", 2, packet_id=9))
+        await peer.expect(Pubrec)
+        assert take(broker, "p", publishes("t", qos=1)) == publishes("t", qos=1)
+        assert take(broker, "p", publishes("t")) == b""
+
+
+@run_async
+async def test_with_a_store_durable_sessions_are_the_readable_lane_s(tmp_path: Path) -> None:
+    async with memory_broker(by_hand(), store=tmp_path / "broker.db") as broker:
+        await joined(broker, "p")
+        for client_id, seconds in (("lasting", 60), ("passing", 0)):
+            peer = Peer(broker)
+            await peer.connect(client_id, properties={"session_expiry_interval": seconds})
+            await peer.subscribe(client_id, qos=1)
+        for topic, left in (("lasting", publishes("lasting", qos=1)), ("passing", b"")):
+            assert take(broker, "p", publishes(topic, qos=1)) == left
+            assert take(broker, "p", publishes(topic)) == b"", "QoS 0 is not stored"
+
+
+# ---- what it remembers
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+@run_async
+async def test_who_comes_and_goes_is_known_at_once(qos: int) -> None:
+    async with memory_broker(by_hand()) as broker:
+        await joined(broker, "p")
+        first = await joined(broker, "first", "t", qos=1)
+        data = publishes("t", qos=qos)
+        assert take(broker, "p", data) == b""
+        second, client = await joined(broker, "second", "other", qos=1), broker.clients["second"]
+        assert take(broker, "p", data) == b""
+        second.incoming.put_nowait(encode(Subscribe(2, [SubscribeRequest("t", 1)]), V5))
+        await turns(10)
+        first.sent(), second.sent()
+        assert take(broker, "p", data) == b""
+        await turns()
+        assert first.sent() and second.sent()
+        client.abort(MqttError("gone"))
+        await settle(broker, "second")
+        assert take(broker, "p", data) == b""
+        await turns()
+        assert first.sent() and not second.sent()
+
+
+@run_async
+async def test_one_who_was_away_is_served_again() -> None:
+    async with memory_broker(by_hand()) as broker:
+        await joined(broker, "p")
+        peer = Peer(broker)
+        await peer.connect("s", properties={"session_expiry_interval": 60})
+        await peer.subscribe("t", qos=1)
+        for qos in (0, 1):
+            assert take(broker, "p", publishes("t", qos=qos)) == b""
+        peer.drop()
+        await settle(broker, "s")
+        for qos in (0, 1):
+            assert take(broker, "p", publishes("t", qos=qos)) == publishes("t", qos=qos)
+        again = Peer(broker)
+        await again.connect("s", clean_start=False, properties={"session_expiry_interval": 60})
+        again.send(Puback((await again.expect(Publish)).packet_id))
+        await again.expect_nothing()
+        for qos in (0, 1):
+            assert take(broker, "p", publishes("t", qos=qos)) == b""
+
+
+@pytest.mark.parametrize(
+    ("options", "properties"),
+    [
+        ({"no_local": True}, {}),
+        ({}, {"receive_maximum": 1}),
+        ({}, {"maximum_packet_size": 1000}),
+        ({}, {"topic_alias_maximum": 5}),
+        ({"identifier": 7}, {}),
+        ({"share": True}, {}),
+    ],
+)
+@run_async
+async def test_subscribers_that_need_a_decision(options: dict[str, Any], properties: dict[str, Any]) -> None:
+    async with memory_broker(by_hand()) as broker:
+        await joined(broker, "p")
+        peer = Peer(broker)
+        await peer.connect("s", properties=properties)
+        topic_filter = "$share/g/t" if options.get("share") else "t"
+        request = SubscribeRequest(topic_filter, 1, no_local=options.get("no_local", False))
+        named = {"subscription_identifier": options["identifier"]} if "identifier" in options else {}
+        peer.send(Subscribe(1, [request], named))
+        await peer.expect(Suback)
+        data = publishes("t", "t", qos=1)
+        rest = data[len(data) // 2 :] if "receive_maximum" in properties else data
+        assert take(broker, "p", data) == rest
+
+
+# ---- time
+
+
+@run_async
+async def test_what_it_takes_keeps_the_connection_alive() -> None:
+    clock = Clock()
+    async with memory_broker(by_hand(), clock=clock) as broker:
+        peer = Peer(broker)
+        await peer.connect("p", keep_alive=10)
+        for _ in range(5):
+            clock.now += 14
+            assert take(broker, "p", publishes("t")) == b""
+            await broker.sweep()
+        clock.now += 16
+        await broker.sweep()
+        assert (await peer.expect(Disconnect)).reason_code == 0x8D
+
+
+@run_async
+async def test_a_beginning_without_an_end_has_its_time() -> None:
+    clock = Clock()
+    async with memory_broker(by_hand(partial_packet_timeout=30), clock=clock) as broker:
+        peer = Peer(broker)
+        await peer.connect("p")
+        budget = broker._core.budget
+        before = budget.used
+        assert take(broker, "p", publishes("t", "t")[:-2]) == b""
+        assert budget.used == before + len(publishes("t")) - 2
+        clock.now += 29
+        assert take(broker, "p", publishes("t")[-2:] + publishes("t")[:3]) == b"", "another one has begun"
+        clock.now += 29
+        await broker.sweep()
+        assert take(broker, "p", publishes("t")[3:]) == b""
+        assert budget.used == before
+        clock.now += 1000
+        await broker.sweep()
+        assert take(broker, "p", publishes("t")[:3]) == b""
+        clock.now += 31
+        await broker.sweep()
+        assert isinstance(await peer.recv(), Disconnect)
 
 
 # ---- bounds
@@ -230,6 +501,52 @@ def test_identifiers_begin_again_and_pass_by_those_in_use() -> None:
     run_of(inflight, 4)
     assert inflight.count_unused() == 0
     assert [(run.first, run.count) for run in inflight.runs] == [(5, 6), (11, 65_000), (65_011, 525), (1, 4)]
+
+
+def test_both_lanes_give_different_identifiers_and_keep_the_order() -> None:
+    inflight = Inflight()
+    inflight.open(65535)
+    numbers = iter(range(1, 100))
+
+    def one() -> None:
+        delivery = Delivery(Message("t", b"%d" % next(numbers), 1), 1, False)
+        inflight.start(delivery)
+
+    def run() -> None:
+        first = inflight.next_unused()
+        assert inflight.count_unused() >= 2
+        data = b"".join(encode(Publish("t", b"", 1, packet_id=first + more), V5) for more in (0, 1))
+        inflight.add_run(SentRun(first, 2, data, 0, "p", True, 0.0))
+
+    for step in (one, run, one, run, one):
+        step()
+    assert [*inflight.entries] == [1, 4, 7]
+    inflight._last = 1  # as after all numbers were used once
+    one()
+    assert [*inflight.entries] == [1, 4, 7, 8], "2 and 3 are in a run"
+    inflight.finish(inflight.entries[1])
+    inflight._last = 0
+    one()
+    inflight.thaw()
+    assert [*inflight.entries] == [2, 3, 4, 5, 6, 7, 8, 1], "in the order of sending"
+
+
+@run_async
+async def test_a_message_of_a_run_expires_like_any_other() -> None:
+    clock = Clock()
+    async with memory_broker(by_hand(), clock=clock) as broker:
+        peer = Peer(broker)
+        await peer.connect("s", properties={"session_expiry_interval": 60})
+        await peer.subscribe("t", qos=1)
+        await joined(broker, "p")
+        data = encode(Publish("t", b"", 1, packet_id=1, properties={"message_expiry_interval": 50}), V5)
+        assert take(broker, "p", data) == b""
+        peer.drop()
+        await settle(broker, "s")
+        clock.now += 20
+        again = Peer(broker)
+        await again.connect("s", clean_start=False, properties={"session_expiry_interval": 60})
+        assert (await again.expect(Publish)).properties == {"message_expiry_interval": 30}
 
 
 @pytest.mark.parametrize("order", ["reversed", "again", "resumed"])
