@@ -18,7 +18,7 @@ from broker.core import Core
 from broker.errors import MqttError
 from broker.lane.audience import Audience, Audience1, Member, find_links
 from broker.lane.blocks import Blocks
-from broker.lane.runs import FEW, Run, Stretch, acknowledgements, count_equal, rewrite
+from broker.lane.runs import FEW, SHORT, Run, Stretch, acknowledgements, count_equal, rewrite, rewrite_aliases
 from broker.packet.enums import Version
 from broker.packet.wire import TopicNames
 from broker.session.inflight import SentRun
@@ -26,7 +26,6 @@ from broker.session.session import Session
 
 PUBLISH_0, PUBLISH_1, PUBACK, PINGREQ = 0x30, 0x32, 0x40, 0xC0  # first bytes
 PINGREQS, PINGRESP = re.compile(rb"(?:\xc0\0)+"), b"\xd0\0"
-SHORT = 16 * 1024  # bytes: a packet of more is read by the readable lane
 KNOWN = 16_384  # Topic Names whose audience is remembered, for each version and QoS
 LONGEST = 1024  # bytes of such a name
 MOST = 20_000  # slices handed out for one read, two milliseconds about: then others have a turn
@@ -74,6 +73,8 @@ class Lane:
             if held > SHORT:
                 return data
             data = reader.take_partial() + data
+        if client.aliases is not None and client.aliases.names:
+            data = self._without_aliases(client.aliases.names, data)
         if core.tree.generation != self._generation or session.terms.attached != self._attached:
             self._forget()
         try:
@@ -93,6 +94,13 @@ class Lane:
         if at == end:
             return b""
         return data[at:] if at else data
+
+    def _without_aliases(self, names: dict[int, str], data: bytes) -> bytes:
+        """*data* with Topic Names in place of the Topic Aliases that it begins with, if it does."""
+        if data[2:4] != b"\0\0" and data[3:5] != b"\0\0":
+            return data
+        packets, end = rewrite_aliases(data, names, self._blocks.alias_in)
+        return packets + data[end:] if end else data
 
     def _take(self, client: Client, data: bytes) -> int:
         """Where the packets end that were served."""

@@ -6,13 +6,16 @@ reports one thing. A stretch is any packets, back to back.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import cache
 
+from broker.packet.message import ENCODED_TOPICS
 from broker.packet.wire import varint_bytes
 
 FEW = 8  # packets: as many must be left in a read for a run to be looked for
 GALLOP = (16, 256)  # so many are looked at first, then all: a run that ends early costs little
 LAST_IDENTIFIER = 65535
+SHORT = 16 * 1024  # bytes: a packet of more is not for us
 
 
 def count_equal(data: bytes, at: int, size: int, beginning: bytes) -> int:
@@ -139,3 +142,34 @@ def rewrite(stretch: bytes, five: bool, qos: int, to_five: bool, to_qos: int) ->
         out += first_byte + varint_bytes(len(head) + len(block) + at - payload_at)
         out += head + block + stretch[payload_at:at]
     return bytes(out)
+
+
+def rewrite_aliases(
+    data: bytes, names: Mapping[int, str], look: Callable[[bytes], tuple[int, bytes]]
+) -> tuple[bytes, int]:
+    """The packets that *data* begins with, each with its Topic Name; and where they ended in *data*.
+
+    *names* has what each Topic Alias stands for, *look* gives the alias in a property block and the block
+    without it. Ends at the first packet that has a Topic Name or an alias that is not known.
+    """
+    out: list[bytes] = []
+    at, size = 0, len(data)
+    while at + 5 < size and data[at] in (0x30, 0x32):
+        length, start = data[at + 1], at + 2
+        if length > 0x7F:
+            if not 0 < data[at + 2] < 0x80:
+                break
+            length, start = length & 0x7F | data[at + 2] << 7, at + 3
+        end = start + length
+        block_at = start + 2 + (data[at] & 2)
+        if end > size or block_at >= end or data[start] or data[start + 1]:
+            break
+        block_end = block_at + 1 + data[block_at]
+        alias, block = look(data[block_at:block_end])
+        name = names.get(alias)
+        if name is None or block_end > end or length + 4 * len(name) > SHORT:
+            break
+        body = b"".join((ENCODED_TOPICS[name], data[start + 2 : block_at], block, data[block_end:end]))
+        out += (data[at : at + 1], varint_bytes(len(body)), body)
+        at = end
+    return b"".join(out), at

@@ -15,12 +15,12 @@ LONGEST_NAME = 1024  # characters of a Topic Name that gets an alias from us: th
 class InboundAliases:
     """What the client has defined: alias -> Topic Name, at most *maximum* of them, counted in *budget*."""
 
-    __slots__ = ("_budget", "_maximum", "_names")
+    __slots__ = ("_budget", "_maximum", "names")
 
     def __init__(self, maximum: int, budget: ByteBudget) -> None:
         self._maximum = maximum
         self._budget = budget
-        self._names: dict[int, str] = {}
+        self.names: dict[int, str] = {}
 
     def resolve(self, packet: Publish) -> str:
         """The Topic Name of *packet*; a mapping it carries is set even if it is refused later.
@@ -36,22 +36,22 @@ class InboundAliases:
         if packet.topic_name:
             self._set(alias, packet.topic_name)
             return packet.topic_name
-        name = self._names.get(alias)
+        name = self.names.get(alias)
         if name is None:
             raise ProtocolError(f"topic alias {alias} has no mapping on this connection")
         return name
 
     def _set(self, alias: int, topic_name: str) -> None:
-        growth = len(topic_name) - len(self._names.get(alias, ""))
+        growth = len(topic_name) - len(self.names.get(alias, ""))
         if growth > 0 and not self._budget.has(growth):
             raise QuotaExceeded("the byte budget of the broker is spent")
         self._budget.take_anyway(growth)
-        self._names[alias] = topic_name
+        self.names[alias] = topic_name
 
     def clear(self) -> None:
         """The connection is gone."""
-        self._budget.give(sum(map(len, self._names.values())))
-        self._names.clear()
+        self._budget.give(sum(map(len, self.names.values())))
+        self.names.clear()
 
 
 class OutboundAliases:

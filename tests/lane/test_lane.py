@@ -25,6 +25,7 @@ from broker.packet.packets import (
     Subscribe,
     SubscribeRequest,
 )
+from broker.packet.reader import PacketReader
 from broker.session.inflight import Delivery, Inflight, SentRun
 from tests.peer import Clock, Peer, memory_broker, run_async, settle
 from tests.wire import Wire, turns
@@ -230,6 +231,36 @@ async def test_properties_that_travel(data: bytes, sent: bytes, others: bool) ->
         assert take(broker, "p", plain + data + plain) == (b"" if sent else data + plain)
         await turns()
         assert wire.sent() == plain + sent + (plain if sent else b"")
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+@run_async
+async def test_aliases_that_are_known_are_names(qos: int) -> None:
+    async with memory_broker(by_hand(topic_alias_maximum=5)) as broker:
+        wire = await joined(broker, "s", "#", qos=1)
+        peer = Peer(broker)
+        await peer.connect("p")
+
+        def packet(topic: str, number: int, payload: bytes = b"x", **properties: Any) -> bytes:
+            properties = {**properties, "topic_alias": number}
+            return encode(Publish(topic, payload, qos, packet_id=7 * qos, properties=properties), V5)
+
+        long = "l" * 200
+        peer.send_raw(packet("t", 1) + packet("", 1) + packet(long, 2) + packet("", 2, content_type="x"))
+        await peer.expect_nothing() if not qos else [await peer.expect(Puback) for _ in range(4)]
+        wire.sent()
+        plain = publishes("u", qos=qos)
+        data = packet("", 1) + packet("", 2, b"y" * 100, content_type="x") + packet("", 1) + plain
+        assert take(broker, "p", data + packet("", 1)) == packet("", 1), "after one that has its name"
+        assert take(broker, "p", packet("", 3)) == packet("", 3), "never defined"
+        assert take(broker, "p", packet("t", 2)) == packet("t", 2), "defined anew"
+        await turns()
+        reader = PacketReader(from_client=False)
+        found = [p for p in reader.feed(wire.sent()) if isinstance(p, Publish)]
+        assert [(p.topic_name, p.payload, p.qos, p.properties) for p in found] == [
+            ("t", b"x", qos, {}), (long, b"y" * 100, qos, {"content_type": "x"}), ("t", b"x", qos, {}),
+            ("u", b"x", qos, {}),
+        ]  # fmt: skip
 
 
 # ---- order

@@ -28,7 +28,8 @@ SIZES = (0, 1, 3, 3, 3, 50, 125, 126, 127, 130, 5_000, 17_000)
 PROPERTIES: tuple[dict[str, Any], ...] = (
     *({}, {}, {}, {"content_type": "x"}, {"message_expiry_interval": 60}, {"message_expiry_interval": 0}),
     {"message_expiry_interval": 60, "content_type": "x", "user_property": [("k", "v"), ("k", "v")]},
-    *({"topic_alias": 3}, {"payload_format_indicator": 1}, {"correlation_data": b"c" * 130}),
+    *({"topic_alias": 3}, {"topic_alias": 3, "content_type": "x"}, {"payload_format_indicator": 1}),
+    {"correlation_data": b"c" * 130},
     {"user_property": [("a", "b")] * 70},
 )
 TURNS = 25  # of the loop, until everything is quiet
@@ -218,10 +219,12 @@ class Conversation:
     def burst(self, number: int, event: dict[str, Any]) -> None:
         version, packet_id, packets = self.versions[number], event["first"], []
         for message in event["messages"]:
+            topic = message["topic"] or "a"
             for place in range(message["count"]):
+                if place and "topic_alias" in message["properties"] and version is Version.MQTT_5:
+                    topic = ""
                 payload = bytes((place % 256,)) * message["size"]
                 properties = message["properties"] if version is Version.MQTT_5 else {}
-                topic = message["topic"] or "a"
                 packet = mqtt.Publish(topic.replace("+", "x"), payload, message["qos"], message["retain"])
                 packet.properties = properties
                 if message["qos"]:
