@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import logging
 import math
 import os
@@ -15,14 +14,21 @@ from typing import Any
 
 from broker.errors import StoreError
 from broker.store.base import Batch, Fsync, Row, StoreClock, Table
-from broker.store.schema import APPLICATION_ID, COLUMNS, FORMAT, MIGRATIONS, create_statements, names
+from broker.store.schema import (
+    APPLICATION_ID,
+    COLUMNS,
+    FORMAT,
+    MIGRATIONS,
+    PREPARED,
+    create_statements,
+    names,
+    statements,
+)
 
 log = logging.getLogger("broker.store")
 
 LOCK_TIME = 1.0  # seconds that a process which is just ending may take to let go of the lock
 BUSY_TIME = 5.0  # seconds that another program may hold the database's own write lock
-AT_ONCE = 16 * 1024 * 1024  # bytes of BLOBs for one statement; a larger batch takes several
-PROBE = 65536  # bytes that must fit before a store that was full is tried with messages again
 PAGE = 4096  # bytes, about
 CHECKED = 64 << 20  # bytes; a larger file is checked only after an unclean stop
 MERGE = 1000  # pages that the WAL grows by, about, until they are written to the database too
@@ -33,17 +39,20 @@ def connect(path: str, mode: str = "rwc") -> sqlite3.Connection:
     """A connection in autocommit mode; *mode* is that of SQLite's URIs: ro, rw or rwc."""
     uri = "file:" + path.replace("%", "%25").replace("?", "%3f").replace("#", "%23") + f"?mode={mode}"
     return sqlite3.connect(
-        uri, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_TIME, cached_statements=16
+        uri,
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+        timeout=BUSY_TIME,
+        cached_statements=PREPARED,
     )
 
 
 class SqliteStore:
     """One file and its lock. A DurableStore: `open`, then `read`, then `write` from one thread, `close`.
 
-    A batch is one statement: an INSERT into a view whose trigger puts and deletes in the tables. Each
-    statement, and each row of an `executemany`, gives the interpreter lock away and must get it back,
-    which under load costs more than all the rows of a batch (1,000 rows with a busy event loop: 20 ms
-    with `executemany`, 4 ms so; CPython 3.11, 2 cores).
+    A batch is few statements, whatever is in it. Each, and each row of an `executemany`, gives the
+    interpreter lock away and must get it back, which under load costs more than all the rows of a batch.
     """
 
     def __init__(self, path: str, lowest: Fsync = Fsync.NORMAL, program: str = "") -> None:
@@ -104,8 +113,6 @@ class SqliteStore:
         if db.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
             raise StoreError(f"{self.path}: this file system cannot do WAL; choose another with store.path")
         db.execute("PRAGMA wal_autocheckpoint = 0")  # it says nothing of failures: see _merge
-        for statement in change_statements():
-            db.execute(statement)
         self._identity = identity(self.path)
         self._folder_changed = self._folder_time()
 
@@ -172,15 +179,15 @@ class SqliteStore:
     def _write(self, batch: Batch) -> None:
         db = self._connection
         self._set_fsync(batch.fsync)
-        todo = [part.parameters() for part in parts(batch, self._failing)]
-        self._grown += 4 + len(batch) // 4 + sum(len(each["blobs"]) for each in todo) // PAGE
+        todo = list(statements(batch, self._failing))
+        self._grown += 4 + len(batch) // 4 + sum(each.size for each in todo) // PAGE
         if len(todo) == 1:
-            db.execute(CHANGE, todo[0])
+            db.execute(todo[0].sql, todo[0].cells)
             return
         db.execute("BEGIN IMMEDIATE")
         try:
-            for parameters in todo:
-                db.execute(CHANGE, parameters)
+            for sql, cells, _ in todo:
+                db.execute(sql, cells)
             db.execute("COMMIT")
         except BaseException:
             if db.in_transaction:
@@ -299,86 +306,6 @@ class SqliteStore:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-
-
-# ---- statements
-
-
-def change_statements() -> Iterator[str]:
-    """A view that takes a whole batch as one row, and the trigger that does what the row says.
-
-    For each table it has a JSON array of rows to put, [id, offset and length of each BLOB in `blobs`,
-    values], and one of identifiers to delete; `meta` is an array of pairs.
-    """
-    does = ["REPLACE INTO meta SELECT value->>0, value->>1 FROM json_each(NEW.meta)"]
-    for table, (blobs, values) in COLUMNS.items():
-        name = table.name.lower()
-        cells = ["value->>0"]
-        cells += [f"substr(NEW.blobs, value->>{1 + 2 * i}, value->>{2 + 2 * i})" for i in range(len(blobs))]
-        cells += [f"value->>{1 + 2 * len(blobs) + i}" for i in range(len(values))]
-        does += [
-            f"REPLACE INTO {name} (id, {', '.join(names(table))}) "
-            f"SELECT {', '.join(cells)} FROM json_each(NEW.put_{name})",
-            f"DELETE FROM {name} WHERE id IN (SELECT value FROM json_each(NEW.delete_{name}))",
-        ]
-    yield f"CREATE TEMP VIEW change AS SELECT {', '.join(f'NULL AS {column}' for column in PARTS)}"
-    yield f"CREATE TEMP TRIGGER change_all INSTEAD OF INSERT ON change BEGIN {'; '.join(does)}; END"
-
-
-PARTS = ("blobs", "meta", *(f"{verb}_{table.name.lower()}" for table in Table for verb in ("put", "delete")))
-CHANGE = f"INSERT INTO change VALUES ({', '.join(f':{part}' for part in PARTS)})"
-
-
-class Part:
-    """The parameters of one CHANGE."""
-
-    def __init__(self) -> None:
-        self._lists: dict[str, list[Any]] = {}
-        self._blobs: list[bytes] = []
-        self.size = 0  # bytes of BLOBs
-
-    def meta(self, key: str, value: Any) -> None:
-        self._lists.setdefault("meta", []).append((key, value))
-
-    def delete(self, table: Table, number: int) -> None:
-        self._lists.setdefault(f"delete_{table.name.lower()}", []).append(number)
-
-    def put(self, table: Table, number: int, row: Row) -> None:
-        places: list[int] = []
-        for blob in row.blobs:
-            places += (self.size + 1, len(blob))  # SQL counts bytes from 1
-            self._blobs.append(blob)
-            self.size += len(blob)
-        self._lists.setdefault(f"put_{table.name.lower()}", []).append((number, *places, *row.values))
-
-    def parameters(self) -> dict[str, Any]:
-        found: dict[str, Any] = dict.fromkeys(PARTS)
-        found.update((name, json.dumps(rows)) for name, rows in self._lists.items())
-        found["blobs"] = b"".join(self._blobs) or b"-"  # a part of this can be empty, one of nothing is NULL
-        return found
-
-
-def parts(batch: Batch, probe: bool = False) -> Iterator[Part]:
-    """What does all that *batch* says, in parts whose BLOBs are not too large for one statement.
-
-    A *probe* writes something large as well, to see whether there is room again.
-    """
-    part = Part()
-    if probe:
-        part.meta("probe", os.urandom(PROBE // 2).hex())
-    if batch.clock is not None:
-        part.meta("time", batch.clock.time)
-        part.meta("wall", batch.clock.wall)
-    for table, changes in batch.rows.items():
-        for number, row in changes.items():
-            if row is None:
-                part.delete(table, number)
-                continue
-            part.put(table, number, row)
-            if part.size > AT_ONCE:
-                yield part
-                part = Part()
-    yield part
 
 
 def rows_of(db: sqlite3.Connection, table: Table) -> Iterator[tuple[int, Row]]:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.errors import StoreError
-from broker.store import repair, sqlite
+from broker.store import repair, schema, sqlite
 from broker.store.base import Batch, Fsync, Row, StoreClock, Table
 from broker.store.schema import COLUMNS
 from broker.store.sqlite import SqliteStore
@@ -301,7 +301,7 @@ def test_times(path: Path, seconds: float) -> None:
 
 
 def test_a_batch_may_be_larger_than_one_statement(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite, "AT_ONCE", 1000)
+    monkeypatch.setattr(schema, "AT_ONCE", 1000)
     batch = {number: message("x" * (number % 700)) for number in range(1, 100)}
     executed: list[str] = []
     with opened(path) as store:
@@ -311,18 +311,33 @@ def test_a_batch_may_be_larger_than_one_statement(path: Path, monkeypatch: pytes
         store._connection.set_trace_callback(None)
         assert dict(store.read(Table.MESSAGE)) == batch
         assert list(store.read(Table.HELD)) == []
-    assert sum(text.startswith("INSERT INTO change") for text in executed) > 10
+    assert sum(text.startswith("REPLACE INTO message") for text in executed) > 4
     assert executed.count("BEGIN IMMEDIATE") == executed.count("COMMIT") == 1
 
 
-@pytest.mark.parametrize("at_once", [1000, sqlite.AT_ONCE], ids=["several statements", "one statement"])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 7, 97, 383, 384, 511, 512, 513, 1000, 1025])
+def test_any_number_of_rows(path: Path, count: int) -> None:
+    """Statements are made for powers of two: what does not fill one leaves no rows behind."""
+    rows = {number: message(f"{number}") for number in range(1, count + 1)}
+    held = {number: Row((number, 1, number)) for number in rows}
+    with opened(path) as store:
+        store.write(Batch(1, rows={Table.MESSAGE: rows, Table.HELD: held}))
+        assert dict(store.read(Table.MESSAGE)) == rows
+        assert dict(store.read(Table.HELD)) == held
+        assert len(list(schema.statements(Batch(1, rows={Table.HELD: held})))) <= 4
+        store.write(Batch(2, rows={Table.MESSAGE: dict.fromkeys(rows), Table.HELD: {count: None}}))
+        assert list(store.read(Table.MESSAGE)) == []
+        assert [number for number, _ in store.read(Table.HELD)] == list(range(1, count))
+
+
+@pytest.mark.parametrize("at_once", [1000, schema.AT_ONCE], ids=["several statements", "one statement"])
 def test_a_batch_that_fails_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    monkeypatch.setattr(sqlite, "AT_ONCE", at_once)
+    monkeypatch.setattr(schema, "AT_ONCE", at_once)
     batch = {number: message("x" * 700) for number in range(1, 10)}
     with opened(path) as store:
         put(store, 1, message("before"))
         with pytest.raises(StoreError, match=re.escape(str(path))):
-            store.write(Batch(2, rows={Table.MESSAGE: {**batch, 10: Row((float("nan"),) * 5, (b"", b""))}}))
+            store.write(Batch(2, rows={Table.MESSAGE: {**batch, 10: Row((object(),) * 5, (b"", b""))}}))
         assert dict(store.read(Table.MESSAGE)) == {1: message("before")}
         store.write(Batch(3, rows={Table.MESSAGE: batch}))
         assert dict(store.read(Table.MESSAGE)) == batch
@@ -398,7 +413,7 @@ class Unable:
         return self._db.execute(sql, *parameters)
 
 
-@pytest.mark.parametrize("words", ["INSERT INTO change", "PRAGMA wal_checkpoint"])
+@pytest.mark.parametrize("words", ["REPLACE INTO message", "PRAGMA wal_checkpoint"])
 def test_after_a_sync_that_failed_the_wal_is_written_again(
     path: Path, monkeypatch: pytest.MonkeyPatch, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -411,7 +426,7 @@ def test_after_a_sync_that_failed_the_wal_is_written_again(
         try:
             put(store, 2)
         except StoreError as error:
-            assert words.startswith("INSERT")
+            assert words.startswith("REPLACE")
             assert "disk I/O error" in str(error)
         else:
             assert "WAL cannot be merged: disk I/O error" in caplog.text
@@ -429,7 +444,7 @@ def test_after_a_sync_that_failed_the_wal_is_written_again(
         for number in (3, 4):
             put(store, number)
         assert written == [(f"{path}-wal", size), ("commit", 0), ("commit", 0)], "once, and before"
-    assert numbers(path) == ([1, 3, 4] if words.startswith("INSERT") else [1, 2, 3, 4])
+    assert numbers(path) == ([1, 3, 4] if words.startswith("REPLACE") else [1, 2, 3, 4])
 
 
 def test_the_wal_does_not_grow_for_ever(path: Path) -> None:
