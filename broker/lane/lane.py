@@ -32,6 +32,7 @@ MOST = 20_000  # slices handed out for one read, two milliseconds about: then ot
 
 A = TypeVar("A")
 
+
 class Lane:
     """One for all clients of a broker; in the event loop's thread."""
 
@@ -121,7 +122,7 @@ class Lane:
         return at
 
     def _forget(self) -> None:
-        """Subscriptions or connections have changed."""
+        """Subscriptions or connections have changed, or too much is known."""
         self._generation = self._core.tree.generation
         self._attached = self._core.sessions.terms.attached
         self._known_0 = ({}, {})
@@ -159,7 +160,7 @@ class Lane:
             return known[topic]
         members = self._find(topic, five, 0)
         audience = None if members is None else Audience((member for member, _ in members), five)
-        _remember(known, topic, audience)
+        self._remember(known, topic, audience)
         return audience
 
     def _find_1(self, known: dict[bytes, Audience1 | None], topic: bytes, five: bool) -> Audience1 | None:
@@ -177,8 +178,16 @@ class Lane:
                     other = self._first.setdefault(member, audience)
                     if other is not audience:
                         other.alone = audience.alone = False
-        _remember(known, topic, audience)
+        self._remember(known, topic, audience)
         return audience
+
+    def _remember(self, known: dict[bytes, A | None], topic: bytes, audience: A | None) -> None:
+        if len(topic) > LONGEST:
+            return
+        if len(known) < KNOWN:
+            known[topic] = audience
+        else:
+            self._generation = -1  # begin anew with the next read
 
     # ---- PUBLISH
 
@@ -438,13 +447,6 @@ class Lane:
         client.outbound.put_control(PINGRESP * count, count)
         self._core.stats.messages_received += count
         return found.end()
-
-
-def _remember(known: dict[bytes, A | None], topic: bytes, audience: A | None) -> None:
-    if len(topic) <= LONGEST:
-        if len(known) >= KNOWN:
-            known.clear()
-        known[topic] = audience
 
 
 def _repeats(data: bytes, at: int, end: int) -> bool:

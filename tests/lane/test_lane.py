@@ -404,6 +404,22 @@ async def test_subscribers_that_need_a_decision(options: dict[str, Any], propert
             assert take(broker, "p", publishes("t")) == publishes("t")
 
 
+@pytest.mark.parametrize("qos", [0, 1])
+@run_async
+async def test_what_it_remembers_is_bounded(qos: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast, "KNOWN", 10)
+    async with memory_broker(by_hand()) as broker:
+        for number in range(30):
+            await joined(broker, f"s{number}", f"t/{number}", qos=1)
+        await joined(broker, "p")
+        lane = broker._connections._terms.lane.__self__  # type: ignore[attr-defined]
+        for number in range(30):
+            topics = [f"t/{number}", "l" * 2000, "t/0"]
+            assert take(broker, "p", publishes(*topics[:: 2 if qos else 1], qos=qos)) == b""
+            known = [*lane._known_0, *lane._known_1]
+            assert max(map(len, known)) <= 10 and len(lane._audiences) <= 12 and len(lane._first) <= 12
+
+
 # ---- time
 
 
