@@ -255,4 +255,4 @@ async def test_many_connections_fight_for_one_client_id_and_one_remains() -> Non
             assert (await peer.expect(Disconnect)).reason_code == 0x8E
         await peers[-1].expect(Connack)
         await peers[-1].expect_nothing()
-        assert broker._core.turns._locks == {}
+        assert broker._core.turns._waiting == {}

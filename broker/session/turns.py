@@ -3,27 +3,52 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections import deque
 
 
 class ClientTurns:
     """Serialises what may wait between "is there a session" and "it is mine now". Holds only ids in use."""
 
     def __init__(self) -> None:
-        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # for ids whose turn somebody has
 
-    @asynccontextmanager
-    async def of(self, client_id: str) -> AsyncIterator[None]:
+    def of(self, client_id: str) -> Turn:
         """Wait for the turn of *client_id*; turns are given in the order they were asked for."""
-        lock, users = self._locks.get(client_id) or (asyncio.Lock(), 0)
-        self._locks[client_id] = (lock, users + 1)
+        return Turn(self._waiting, client_id)
+
+
+class Turn:
+    """`async with` it. Costs next to nothing while nobody else has it: every CONNECT takes one."""
+
+    __slots__ = ("_client_id", "_waiting")
+
+    def __init__(self, waiting: dict[str, deque[asyncio.Future[None]]], client_id: str) -> None:
+        self._waiting = waiting
+        self._client_id = client_id
+
+    async def __aenter__(self) -> None:
+        before = self._waiting.get(self._client_id)
+        if before is None:
+            self._waiting[self._client_id] = deque()
+            return
+        given = asyncio.get_running_loop().create_future()
+        before.append(given)
         try:
-            async with lock:
-                yield
-        finally:
-            lock, users = self._locks[client_id]
-            if users == 1:
-                del self._locks[client_id]
-            else:
-                self._locks[client_id] = (lock, users - 1)
+            await given
+        except BaseException:
+            if given.done() and not given.cancelled():  # in this very moment
+                self._give_on()
+            given.cancel()
+            raise
+
+    async def __aexit__(self, *error: object) -> None:
+        self._give_on()
+
+    def _give_on(self) -> None:
+        before = self._waiting[self._client_id]
+        while before:
+            given = before.popleft()
+            if not given.done():
+                given.set_result(None)
+                return
+        del self._waiting[self._client_id]

@@ -291,7 +291,7 @@ class Scene:
         await until(lambda: not (core.leaving or broker._background), "work goes on")
         tables = (core.tree.count, [*core.sessions], core.clients, dict(core.users), dict(broker._connections._addresses))
         assert tables == (0, [], {}, {}, {}), f"tables are not empty: {tables}"
-        assert core.turns._locks == {} and core.tree._held == {}
+        assert core.turns._waiting == {} and core.tree._held == {}
         for message in [
             *core.retained.find("#", self.clock.now),
             *core.retained.find("$SYS/#", self.clock.now),

@@ -52,7 +52,7 @@ async def test_one_at_a_time_in_order() -> None:
         await room.leave(name)
         assert room.inside == following
     await asyncio.gather(*tasks)
-    assert room.turns._locks == {}, "only ids in use are held"
+    assert room.turns._waiting == {}, "only ids in use are held"
 
 
 @run_async
@@ -64,7 +64,7 @@ async def test_other_clients_do_not_wait() -> None:
     for client_id in "abc":
         await room.leave(client_id)
     await asyncio.gather(*tasks)
-    assert room.turns._locks == {}
+    assert room.turns._waiting == {}
 
 
 @run_async
@@ -88,7 +88,7 @@ async def test_whoever_gives_up_waiting_is_passed_over() -> None:
     await room.leave("third")
     await asyncio.gather(first, third)
     assert room.history == ["first", "third"]
-    assert room.turns._locks == {}
+    assert room.turns._waiting == {}
 
 
 @run_async
@@ -104,7 +104,7 @@ async def test_cancelled_or_failing_inside_gives_the_turn_on() -> None:
     with pytest.raises(ZeroDivisionError):
         async with room.turns.of("c"):
             raise ZeroDivisionError
-    assert room.turns._locks == {}
+    assert room.turns._waiting == {}
 
 
 @run_async
@@ -119,4 +119,4 @@ async def test_cancelled_in_the_moment_its_turn_comes() -> None:
     assert room.inside == ["third"]
     await room.leave("third")
     await asyncio.gather(first, second, third, return_exceptions=True)
-    assert room.turns._locks == {}
+    assert room.turns._waiting == {}
