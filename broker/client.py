@@ -52,7 +52,7 @@ class ClientTerms(WriteTerms):
     names: TopicNames
     dropped: Callable[[str, Message | None, str], None]
     dispatch: Callable[[Client, Packet], Awaitable[None] | None]
-    serve: Callable[[Client], None]  # runs a client that has something to read, or is at its end
+    serve: Callable[[Client, bytes], None]  # runs a client that has this to read, or more, or is at its end
     lane: Callable[[Client, bytes], bytes]  # the fast lane: gives what it does not take
     not_stored: Callable[[Client, bytes, Any, Exception], bytes | None]  # what an acknowledgement becomes
 
@@ -72,11 +72,11 @@ class Client:
     """
 
     __slots__ = (
-        "_connection", "_partial_counted", "_task", "_terms", "_writer", "accepted_at", "aliases", "bridge",
+        "_connection", "_partial_counted", "_terms", "_writer", "accepted_at", "aliases", "bridge",
         "careful", "connect_expiry_interval", "counted_user", "dropped", "ending", "epoch", "exchange",
         "greeting", "handling", "info", "keep_alive", "last_packet_at", "leaving", "maximum_packet_size",
         "normal", "outbound", "outbound_aliases", "over", "partial_since", "phase", "problem_information",
-        "reader", "receiving", "serving", "session", "version",
+        "reader", "receiving", "serving", "session", "task", "version",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, terms: ClientTerms) -> None:
@@ -85,7 +85,7 @@ class Client:
         self._terms = terms
         self.outbound = Outbound(connection, terms, self)
         self._writer: asyncio.Task[None] | None = None
-        self._task: asyncio.Task[Any] | None = None
+        self.task: asyncio.Task[Any] | None = None  # what reads, unless the loop itself does
         self.serving = False  # somebody reads
         self.over = False  # nothing is read any more
         self.careful = False  # a Maximum Packet Size or Topic Aliases: no frame fits all
@@ -142,11 +142,11 @@ class Client:
 
     # ---- the life of the connection
 
-    async def run(self) -> bool:
-        """Read until nothing is left to be read: True. Or until the connection ends: `ending` tells why."""
-        self._task, ended = asyncio.current_task(), True
+    async def run(self, data: bytes = b"") -> bool:
+        """Read *data* and all there is: True. Or until the connection ends: `ending` tells why."""
+        self.task, ended = asyncio.current_task(), True
         try:
-            ended = await self.read_loop()
+            ended = await self.read_loop(data)
         except MqttError as error:
             self.fail(error)
         except ConnectionError as error:
@@ -161,7 +161,7 @@ class Client:
             log.exception("client %r from %s: unexpected error", self.client_id, self.info.address)
             self.fail(ImplementationSpecificError("unexpected error in the read loop"))
         finally:
-            self._task = None
+            self.task = None
             if ended:
                 self._end()
         self.serving = ended
@@ -178,9 +178,9 @@ class Client:
         """Something must be read, or it is the end: see transport.Reader."""
         if not self.serving:
             self.serving = True
-            self._terms.serve(self)
+            self._terms.serve(self, b"")
 
-    async def read_loop(self) -> bool:
+    async def read_loop(self, data: bytes = b"") -> bool:
         """Bytes in, packets to their handlers, until all is read or the stream has ended; whether it has.
 
         Whoever sends much, or what takes long, goes on after everybody else had a turn.
@@ -190,9 +190,9 @@ class Client:
         offer = None if terms.lane is no_lane else self._offer
         packet: Packet | None
         while not self.is_ending:
-            if not connection.has_unread():
+            if not data and not connection.has_unread():
                 return False
-            data = await connection.read()
+            data = data or await connection.read()
             if not data:
                 self.ending = self.ending or MqttError("closed by the client without DISCONNECT")
                 return True
@@ -217,18 +217,21 @@ class Client:
                 self.last_packet_at = terms.clock()  # our own time is not the client's silence [B08]
             if reader.error is not None:
                 raise reader.error
-            del data
+            data = b""
             self.note_partial(progressed)
             if self.outbound.swamped:
                 await self._until_taken()
         return True
 
     def take(self, data: bytes) -> bytes:
-        """*data* arrived; gives what is for the read loop, which counts it: see transport.Reader."""
+        """*data* arrived: the read loop has what the fast lane leaves. See transport.Reader."""
         if self.serving:
             return data
         rest = self._offer(data)
         self._terms.stats.bytes_received += len(data) - len(rest)
+        if rest and not self.serving:
+            self.serving, data, rest = True, rest, b""
+            self._terms.serve(self, data)
         return rest
 
     def _offer(self, data: bytes) -> bytes:
@@ -303,8 +306,8 @@ class Client:
             self._say_disconnect(error)
         self.phase = Phase.GONE
         self._close()
-        if self._task is not None and self._task is not asyncio.current_task():
-            self._task.cancel()
+        if self.task is not None and self.task is not asyncio.current_task():
+            self.task.cancel()
 
     def _say_disconnect(self, error: MqttError) -> None:
         data = disconnect(error, self.maximum_packet_size, self._terms.protocol)
@@ -341,21 +344,15 @@ class Client:
 
     def cancel(self) -> None:
         """Stop the read loop where it stands."""
-        if self._task is not None:
-            self._task.cancel()
+        if self.task is not None:
+            self.task.cancel()
 
     # ---- sending
 
     def publish(
-        self,
-        message: Message,
-        qos: int,
-        retain: bool,
-        identifiers: tuple[int, ...],
-        packet_id: int = 0,
-        dup: bool = False,
-        after: int = 0,
-    ) -> bool:
+        self, message: Message, qos: int, retain: bool, identifiers: tuple[int, ...],
+        packet_id: int = 0, dup: bool = False, after: int = 0,
+    ) -> bool:  # fmt: skip
         """Queue a PUBLISH; False: dropped and counted. See terms.Link.
 
         The bytes are the same for every subscriber of this version, QoS and RETAIN, unless identifiers,

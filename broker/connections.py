@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
@@ -78,19 +78,45 @@ class Connections:
             client.abort(ServerShuttingDown(why))
             client.cancel()
 
-    def _serve(self, client: Client) -> None:
-        """*client* has something to read, or is at its end."""
-        task = self._tasks[client] = asyncio.create_task(serve_client(self._core, client))
+    def _serve(self, client: Client, data: bytes) -> None:
+        """*client* has sent *data*, has more to be read, or is at its end.
+
+        What arrives is served at once, and gets a task only if it waits. Hooks may use what needs a task
+        (asyncio.timeout, say). CONNECT, CONNACK and DISCONNECT cost 137 us with three tasks, and 90
+        without (mqttload connect; CPython 3.11).
+        """
+        work = serve_client(self._core, client, data)
+        if not data or self._core.hooks.may_wait:
+            self._spawn(client, work)
+            return
+        try:
+            waits_for = work.send(None)
+        except StopIteration as done:
+            if not done.value:
+                self._forget(client)
+        except Exception as error:
+            self._failed(client, error)
+        else:
+            task = self._spawn(client, Rest(work, waits_for))
+            client.task = None if client.over else task
+
+    def _spawn(self, client: Client, work: Coroutine[Any, Any, bool]) -> asyncio.Task[bool]:
+        task = self._tasks[client] = asyncio.create_task(work)
         task.add_done_callback(partial(self._served, client))
+        return task
 
     def _served(self, client: Client, task: asyncio.Task[bool]) -> None:
-        failed = not task.cancelled() and task.exception() is not None
-        if failed:
-            log.error("client %r: unexpected error", client.client_id, exc_info=task.exception())
-        if failed or task.cancelled() or not task.result():
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._failed(client, error)
+        elif task.cancelled() or not task.result():
             self._forget(client)
         elif self._tasks[client] is task:
             self._tasks[client] = None
+
+    def _failed(self, client: Client, error: BaseException) -> None:
+        log.error("client %r: unexpected error", client.client_id, exc_info=error)
+        self._forget(client)
 
     def _forget(self, client: Client) -> None:
         del self._tasks[client]
@@ -101,12 +127,35 @@ class Connections:
             del self._addresses[host]
 
 
+class Rest(Coroutine[Any, Any, bool]):
+    """What is left of *work*, which waits for the first time: a task goes on with it, or cancels it there."""
+
+    def __init__(self, work: Coroutine[Any, Any, bool], waits_for: Any) -> None:
+        self._work = work
+        self._first = iter((waits_for,))
+
+    def send(self, value: Any) -> Any:
+        for waits_for in self._first:
+            return waits_for
+        return self._work.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        self._first = iter(())
+        return self._work.throw(*error)
+
+    def close(self) -> None:
+        self._work.close()
+
+    def __await__(self) -> Any:
+        return self._work.__await__()
+
+
 def _cost(client: Client) -> int:
     """Bytes that the connection of *client* takes, about."""
     return CONNECTION_OVERHEAD + TLS_OVERHEAD * (client.info.transport in ("tls", "wss"))
 
 
-def client_terms(core: Core, serve: Callable[[Client], None]) -> ClientTerms:
+def client_terms(core: Core, serve: Callable[[Client, bytes], None]) -> ClientTerms:
     strict = core.config.protocol.disallowed_code_points == "reject"
     names = TopicNames(strict)
     lane = Lane(core, names, check_publish_topic)

@@ -35,11 +35,13 @@ async def handle_disconnect(core: Core, client: Client, packet: Disconnect) -> N
     client.finish()
 
 
-async def serve_client(core: Core, client: Client) -> bool:
-    """Read what there is: True. At the end of the connection also remove the last trace of it: False."""
+async def serve_client(core: Core, client: Client, data: bytes) -> bool:
+    """Read *data* and what else there is: True. At the end of the connection also remove the last trace
+    of it: False.
+    """
     stays = False
     try:
-        stays = await client.run()
+        stays = await client.run(data)
     finally:
         if not stays:
             await _see_off(core, client)
@@ -47,11 +49,12 @@ async def serve_client(core: Core, client: Client) -> bool:
 
 
 async def _see_off(core: Core, client: Client) -> None:
-    if client.leaving is not None:  # a takeover has begun it, in its turn
-        await leave(core, client)
-    elif client.session is not None:
-        async with core.turns.of(client.session.client_id):
+    session = client.session
+    if session is not None and core.clients.get(session.client_id) is client and client.leaving is None:
+        async with core.turns.of(session.client_id):
             await leave(core, client)
+    else:  # a takeover has begun it, in its turn
+        await leave(core, client)
     await _farewell(core, client)
 
 
@@ -75,6 +78,9 @@ async def leave(core: Core, client: Client) -> None:
     one that takes the session over. It goes on by itself if that one is cancelled meanwhile.
     """
     if client.session is None:
+        return
+    if not core.hooks.may_wait:
+        await _leave(core, client, client.session)  # waits for nothing: nobody can cancel it
         return
     if client.leaving is None:
         client.leaving = asyncio.create_task(_leave(core, client, client.session))

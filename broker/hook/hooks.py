@@ -97,6 +97,8 @@ class Hooks:
         self._on_store_failed = lists["on_store_failed"]
         self._on_store_recovered = lists["on_store_recovered"]
         # What the hot paths ask before they call anything.
+        awaited = (event for event in EVENTS if inspect.iscoroutinefunction(getattr(HookBase, event)))
+        self.may_wait = any(lists[event] for event in awaited)
         self.greets = bool(self._on_session_created or self._on_session_resumed or self._on_connected)
         self.authenticates = bool(self._on_connect)
         self.inspects_publish = bool(self._on_message)

@@ -1,0 +1,108 @@
+"""Who serves a client: the loop itself what waits for nothing, else a task."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from broker import Broker, HookBase, Version
+from broker.client import Client
+from broker.errors import MqttError
+from broker.packet.codec import encode
+from broker.packet.packets import Connect, Disconnect
+from tests.peer import Peer, memory_broker, run_async, settle
+from tests.wire import Wire, until
+
+CONNECT = encode(Connect("c"), Version.MQTT_5)
+SERVING = {"serve_client", "Rest", "_leave"}
+
+
+def count_tasks() -> list[str]:
+    """From now on, the names of what gets a task to serve a client."""
+    names: list[str] = []
+
+    def factory(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+        name = getattr(work, "__qualname__", type(work).__name__)
+        if name in SERVING:
+            names.append(name)
+        return asyncio.Task(work, loop=loop, **options)
+
+    asyncio.get_running_loop().set_task_factory(factory)
+    return names
+
+
+def arrive(broker: Broker, data: bytes) -> tuple[Wire, Client]:
+    """A connection on which *data* arrives now."""
+    wire = Wire()
+    broker._connections.accept(wire)
+    client = next(client for client in broker._connections if client._connection is wire)
+    wire.incoming.put_nowait(data)
+    return wire, client
+
+
+@run_async
+async def test_what_waits_for_nothing_gets_no_task() -> None:
+    async with memory_broker() as broker:
+        tasks, peer = count_tasks(), Peer(broker)
+        await peer.connect("c")
+        await peer.subscribe("t", qos=1)
+        assert await peer.publish("u", b"x", qos=1) == 0x10
+        peer.send(Disconnect())
+        await settle(broker, "c")
+        await until(lambda: not len(broker._connections))
+        assert tasks == []
+
+
+@run_async
+async def test_an_end_without_disconnect_gets_one() -> None:
+    async with memory_broker() as broker:
+        tasks, peer = count_tasks(), Peer(broker)
+        await peer.connect("c")
+        peer.drop()
+        await settle(broker, "c")
+        assert tasks == ["serve_client"]
+
+
+@run_async
+async def test_what_waits_goes_on_in_a_task_and_what_comes_later_behind_it() -> None:
+    async with memory_broker() as broker:
+        tasks = count_tasks()
+        async with broker._core.turns.of("c"):
+            wire, client = arrive(broker, CONNECT)
+            wire.incoming.put_nowait(bytes.fromhex("c000"))
+            assert tasks == ["Rest"] and wire.writes == []
+        await until(lambda: b"".join(wire.writes).endswith(bytes.fromhex("d000")))
+        assert wire.writes[0][0] == 0x20 and broker.clients["c"] is client
+
+
+@run_async
+async def test_ended_before_its_task_has_begun() -> None:
+    async with memory_broker() as broker:
+        async with broker._core.turns.of("c"):
+            wire, client = arrive(broker, CONNECT)
+            client.end(MqttError("ended at once"))
+            client.cancel()
+            await until(lambda: not len(broker._connections))
+        assert client.over and wire.closed and broker._core.turns._waiting == {}
+        assert (await Peer(broker).connect("c")).reason_code == 0
+
+
+@pytest.mark.parametrize("event", ["on_connect", "on_subscribe", "on_publish"])
+@run_async
+async def test_hooks_are_called_in_a_task(event: str) -> None:
+    """They may use what needs one."""
+
+    async def hook(self: Any, client: Any, value: Any) -> Any:
+        assert asyncio.current_task() is not None
+        async with asyncio.timeout(1):
+            await asyncio.sleep(0)
+        return value
+
+    made = type("Asks", (HookBase,), {event: hook})
+    async with memory_broker(hooks=[made()]) as broker:
+        peer = Peer(broker)
+        assert (await peer.connect("c")).reason_code == 0
+        assert (await peer.subscribe("t", qos=1)).reason_codes == [1]
+        assert await peer.publish("u", b"x", qos=1) == 0x10
