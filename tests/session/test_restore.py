@@ -277,6 +277,8 @@ class RestartLaw(RuleBasedStateMachine):
         lasting = [session.client_id for session in world.core.sessions if session.state is not None]
         here = [session for session in world.core.sessions if session.connected]
         again = world.again(down)
+        for one in (world, again):
+            begin_turns_anew(one)
         assert again.left == sorted(one.client_id for one in here if one.state or one.will)
         world.clock.now += down  # those that are connected leave when the broker is there again
         world.wall.now += down
@@ -320,6 +322,26 @@ def anonymous(packet: Sent | Pubrel) -> Sent | Pubrel:
     if isinstance(packet, Sent) and not packet.dup:
         return packet._replace(packet_id=0)
     return packet
+
+
+def test_whose_turn_it_was_is_not_remembered() -> None:
+    law = RestartLaw()
+    law.begin(queue_full="drop_newest", queue_qos_0=False, maximum=2)
+    options = {"as_published": False, "handling": 0, "identifier": (), "no_local": False, "number": 0}
+    law.subscribe(topic_filter="$share/g/a/#", qos=2, **options)
+    law.refused(committed=False, retain=False, topic_name="a")
+    nothing = {"delay": 0, "keeps_retain": False, "properties": {}, "retain": False}
+    law.connect(client_id="bob", interval=5, window=1, **nothing)
+    law.restart(down=0.0, goes_on=False)
+    law.teardown()
+
+
+def begin_turns_anew(world: World) -> None:
+    """Whose turn it is in a group no store remembers."""
+    for topic_name in ("a", "a/b", "c"):
+        for group in world.core.tree.match(topic_name).groups:
+            group._close_holes()
+            group._next = 0
 
 
 async def refuse(world: World, message: Message, before: int) -> None:
