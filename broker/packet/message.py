@@ -153,6 +153,11 @@ class Message:
             setattr(copy, name, value)
         return copy
 
+    def __reduce__(self) -> tuple[type[Message], tuple[Any, ...]]:
+        """For copy and pickle: without caches, as `with_`."""
+        fields = (self.topic_name, self.payload, self.qos, self.retain)
+        return Message, (*fields, self.properties, self.client_id, self.expires_at)
+
     def frame(self, version: Version, qos: int, retain: bool) -> tuple[bytes, bytes]:
         """(head, tail) of its PUBLISH, DUP 0, made once per 5.0 or not, *qos* and *retain*.
 

@@ -642,7 +642,7 @@ async def test_a_bug_in_it_costs_its_client_the_connection_and_nobody_else(
         await bystander.connect("good")
         await bystander.subscribe("t")
         with monkeypatch.context() as patch:
-            patch.setattr(fast.Member, "hand_over", lambda member: 1 // 0)
+            patch.setattr(broker._connections._terms, "lane", lambda client, data: 1 // 0)
             bad.send(Publish("t", b"lost"))
             with pytest.raises(ConnectionResetError):
                 await bad.recv()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from copy import copy
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
@@ -65,7 +65,7 @@ class One:
             kind = type(packet).__name__
             if isinstance(packet, mqtt.Publish) and packet.qos:
                 self.unacknowledged.append(packet)
-                packet = copy(packet)
+                packet = replace(packet)
                 packet.packet_id = 1
             elif isinstance(packet, mqtt.Pubrel):
                 kind, packet = "Pubrel", mqtt.Pubrel(1, packet.reason_code)

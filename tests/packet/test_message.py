@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable
+from copy import copy, deepcopy
 from dataclasses import replace
+from pickle import dumps, loads
 from typing import Any
 
 import pytest
@@ -146,6 +148,16 @@ def test_frames_are_made_once() -> None:
 def test_the_payload_is_not_copied_per_frame_to_3_1_1() -> None:
     message = Message("a", b"payload")
     assert message.frame(V4, 1, False)[1] is message.payload
+
+
+@pytest.mark.parametrize("properties", [NO_PROPERTIES, {"user_property": [("k", "v")]}])
+@pytest.mark.parametrize("copied", [copy, deepcopy, lambda message: loads(dumps(message))])
+def test_copies_of_the_standard_library(copied: Any, properties: Any) -> None:
+    message = Message("a", b"payload", 1, True, properties, "client", 5.0)
+    message.frame(V5, 1, True)
+    made = copied(message)
+    assert made == message and made is not message
+    assert made.properties == properties
 
 
 def test_with_drops_the_caches() -> None:
