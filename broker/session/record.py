@@ -10,7 +10,10 @@ from broker.session.session import Session
 from broker.session.will import NEVER
 from broker.store.base import Row, Table
 from broker.store.journal import Journal
+from broker.store.rows import new_row
 from broker.topic.subscription import Subscription
+
+DELIVERY = Table.DELIVERY  # a member of an enumeration takes longer to be looked up
 
 
 class SessionRecord:
@@ -81,7 +84,7 @@ class SessionRecord:
         delivery.record = self
         delivery.row = journal.new_id()
         delivery.batch = journal.number
-        journal.put(Table.DELIVERY, delivery.row, delivery_row, delivery, new=True)
+        journal.put(DELIVERY, delivery.row, delivery_row, delivery, new=True)
 
     def stepped(self, delivery: Delivery) -> int:
         """Its Packet Identifier or state has changed; the batch to wait for before others see it; 0: none.
@@ -90,7 +93,7 @@ class SessionRecord:
         it does while the store cannot be written; a crash then costs the DUP flag of the next sending.
         """
         journal = self.journal
-        journal.put(Table.DELIVERY, delivery.row, delivery_row, delivery)
+        journal.put(DELIVERY, delivery.row, delivery_row, delivery)
         if delivery.qos == 1 and (delivery.batch == journal.number or journal.failure is not None):
             return 0
         delivery.batch = journal.number
@@ -102,7 +105,7 @@ class SessionRecord:
 
     def gone(self, delivery: Delivery) -> int:
         """Completed, dropped or handed on."""
-        self.journal.delete(Table.DELIVERY, delivery.row)
+        self.journal.delete(DELIVERY, delivery.row)
         self.journal.let_go(delivery.message)
         delivery.record = None
         return self.journal.latest
@@ -167,10 +170,19 @@ def subscription_row(source: tuple[int, Subscription]) -> Row:
 
 
 def delivery_row(delivery: Delivery) -> Row:
-    identifiers = ",".join(map(str, delivery.identifiers))
-    flags = (delivery.qos, int(delivery.retain), int(delivery.requested), identifiers, delivery.share)
-    numbers = (delivery.record.id, delivery.message.record.id)
-    return Row((*numbers, *flags, delivery.packet_id, int(delivery.state)))
+    identifiers = delivery.identifiers
+    values = (
+        delivery.record.id,
+        delivery.message.record.id,
+        delivery.qos,
+        1 if delivery.retain else 0,
+        1 if delivery.requested else 0,
+        ",".join(map(str, identifiers)) if identifiers else "",
+        delivery.share,
+        delivery.packet_id,
+        int(delivery.state),
+    )
+    return new_row(Row, (values, ()))
 
 
 def held_row(source: tuple[int, int, Message]) -> Row:

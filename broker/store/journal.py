@@ -27,6 +27,8 @@ GIVE_WAY = 0.001  # seconds after which a busy event loop lets the writer have t
 GIVEN = 0.0001  # seconds for which it does
 REMEMBERED = 10_000  # Topic Names whose level is remembered
 
+MESSAGE = Table.MESSAGE  # a member of an enumeration takes longer to be looked up
+
 Changes = dict[Table, dict[int, "tuple[Encode, Any] | None"]]
 
 
@@ -99,6 +101,7 @@ class Journal:
         self.told: Callable[[StoreError | None], None] = lambda failure: None  # of a failure, and of its end
         self.commits = self.rows = self.failures = 0
         self._last_id = 0
+        self._message_row = partial(message_row, offset=0.0)
         self._open: Changes = {table: {} for table in Table}
         self._fresh: dict[Table, set[int]] = {table: set() for table in Table}  # not on disk, not on its way
         self._fsync = Fsync.NEVER
@@ -124,6 +127,7 @@ class Journal:
         self._wall, now = wall, wall()
         time = now if noted is None else noted.time + max(0.0, now - noted.wall)
         self.offset = time - self._clock()
+        self._message_row = partial(message_row, offset=self.offset)
         self._loop = asyncio.get_running_loop()
         self._writer = Writer(self.store, self._loop, self._written)
         self._writer.start()
@@ -182,11 +186,13 @@ class Journal:
 
     def put(self, table: Table, number: int, encode: Encode, source: Any, *, new: bool = False) -> None:
         """Write the row that *encode* makes of *source* when the batch is closed; *new*: none is there."""
-        rows = self._open[table]
         if new:
             self._fresh[table].add(number)
-        rows[number] = (encode, source)
-        self._changed()
+        self._open[table][number] = (encode, source)
+        self.changes += 1
+        self.latest = self.number
+        if not (self._due or self._busy):
+            self._schedule()
 
     def delete(self, table: Table, number: int) -> None:
         """Delete a row; one that is new in this batch costs nothing."""
@@ -197,9 +203,6 @@ class Journal:
             self.changes += 1
             return
         self._open[table][number] = None
-        self._changed()
-
-    def _changed(self) -> None:
         self.changes += 1
         self.latest = self.number
         self._schedule()
@@ -208,13 +211,13 @@ class Journal:
         """One more holds *message*; gives its row."""
         record = message.record
         if record is None or record.journal is not self:
-            record = message.record = MessageRecord(self, self.new_id())
-            self.put(Table.MESSAGE, record.id, self._message_row, message, new=True)
+            number = self._last_id = self._last_id + 1
+            record = message.record = MessageRecord(self, number)
+            self.put(MESSAGE, number, self._message_row, message, new=True)
         elif record.references == 0:  # let go and taken up again, as at PUBREL
             self._put_again(record, message)
         record.references += 1
-        number: int = record.id
-        return number
+        return record.id  # type: ignore[no-any-return]
 
     def _put_again(self, record: MessageRecord, message: Message) -> None:
         pending = self._open[Table.MESSAGE]
@@ -229,10 +232,7 @@ class Journal:
         record = message.record
         record.references -= 1
         if record.references == 0:
-            self.delete(Table.MESSAGE, record.id)
-
-    def _message_row(self, message: Message) -> Any:
-        return message_row(message, self.offset)
+            self.delete(MESSAGE, record.id)
 
     # ---- promises
 
@@ -307,7 +307,7 @@ class Journal:
         batch = Batch(self.number, self._fsync)
         for table, changes in self._open.items():
             if changes:
-                batch.rows[table] = {number: made(change) for number, change in changes.items()}
+                batch.rows[table] = made(changes)
         if self._note_due or now - self._noted_at >= NOTE:
             batch.clock = StoreClock(now + self.offset, self._wall())
             self._noted_at, self._note_due = now, False
