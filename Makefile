@@ -1,9 +1,10 @@
 # make run     a broker on tcp://127.0.0.1:1883; pass flags as in: make run ARGS="--listen tcp://0.0.0.0:1883"
-# make test    everything that must hold: ruff, mypy, all tests, and some of them on the compiled build;
-#              installs what they need
+# make test    everything that must hold: ruff, mypy, all tests, and some of them on the compiled build
+#              without the fast lane; installs what they need
 # make check   the quick part of it: ruff and mypy
 # make wheel   a compiled wheel for this Python and machine, in dist/: see docs/compiled.md
 # make test-compiled   all tests on the compiled build
+# make test-readable   all tests without the fast lane
 # make clean   remove what the others made
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Of the tests those that show best whether compiling changed anything.
 COMPILED_TESTS := $(addprefix tests/,test_build.py packet topic session lane hook conformance)
 
-.PHONY: run test check wheel test-compiled clean
+.PHONY: run test check wheel test-compiled test-readable clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/.run
@@ -25,11 +26,15 @@ test:
 	PYTHON=$(PYTHON) tests/install.sh
 	$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest tests $(PYTEST_ARGS)
-	tests/compiled.sh $(PYTEST_ARGS) $(COMPILED_TESTS)
+	PYBROKER_CAPACITY_FAST_LANE=false tests/compiled.sh $(PYTEST_ARGS) $(COMPILED_TESTS)
 
 test-compiled: $(VENV)/.test
 	PYTHON=$(PYTHON) tests/install.sh
 	tests/compiled.sh $(PYTEST_ARGS) tests
+
+test-readable: $(VENV)/.test
+	PYTHON=$(PYTHON) tests/install.sh
+	PYBROKER_CAPACITY_FAST_LANE=false $(BIN)/python -m pytest tests $(PYTEST_ARGS)
 
 wheel: | $(BIN)/python
 	PYBROKER_COMPILE=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .
