@@ -24,6 +24,9 @@ class _NoProperties(dict[str, Any]):
     def __hash__(self) -> int:  # type: ignore[override]
         return 0
 
+    def __eq__(self, other: object) -> bool:  # compiled, it does not come from dict where __hash__ is given
+        return isinstance(other, dict) and not other
+
     def __setitem__(self, name: str, value: Any) -> NoReturn:
         raise TypeError("NO_PROPERTIES stays empty")
 
