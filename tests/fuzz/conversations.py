@@ -289,7 +289,8 @@ class Scene:
         for _ in range(3):
             await broker.sweep()
         await until(lambda: not (core.leaving or broker._background), "work goes on")
-        tables = (core.tree.count, [*core.sessions], core.clients, dict(core.users), dict(broker._connections._addresses))
+        addresses = dict(broker._connections._addresses)
+        tables = (core.tree.count, [*core.sessions], core.clients, dict(core.users), addresses)
         assert tables == (0, [], {}, {}, {}), f"tables are not empty: {tables}"
         assert core.turns._waiting == {} and core.tree._held == {}
         for message in [
