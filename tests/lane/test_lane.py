@@ -518,7 +518,8 @@ async def test_two_subscriptions_of_one_session_take_its_room_twice() -> None:
 
 @run_async
 async def test_no_more_than_the_byte_budget_has() -> None:
-    config = Config(capacity=Capacity(sweep_interval=0, sys_interval=0, fast_lane=True, maximum_bytes=400_000))
+    capacity = Capacity(sweep_interval=0, sys_interval=0, fast_lane=True, maximum_bytes=400_000)
+    config = Config(capacity=capacity)
     async with memory_broker(config) as broker:
         await joined(broker, "s", "t", qos=1)
         await joined(broker, "p")

@@ -308,7 +308,7 @@ async def compare(happening: list[dict[str, Any]], limits: dict[str, Any], overl
         assert sides[0].broker._core.budget.used == sides[1].broker._core.budget.used
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(
     happening=st.lists(events(), min_size=3, max_size=25),
     limits=st.fixed_dictionaries(
