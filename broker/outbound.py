@@ -21,6 +21,7 @@ GATED = 4096  # acknowledgements that wait for a commit: enough not to read any 
 PUBLISH, QOS_1 = 0x30, 0x32  # first byte, without the other flags
 ACKNOWLEDGEMENTS = (0x40, 0x50)  # first bytes of PUBACK and PUBREC
 FEED = 64  # cost of the retained messages that one turn of the loop sends, one each, to all that are fed
+NO_PACKETS: list[bytes] = []  # of all that have none: most, most of the time; nothing may be put into it
 LEAST_FEED = 4  # the same for one client, however many are fed
 
 
@@ -124,7 +125,7 @@ class Outbound:
         self.gate: deque[tuple[int, bytes, Any]] | None = None  # batch, packet, what is told of a refusal
         self._gated_bytes = 0  # of the byte budget
         self._corked = 0  # the batch that must be committed before anything leaves
-        self._packets: list[bytes] = []
+        self._packets = NO_PACKETS
         self._bytes = 0
         self._blocked_bytes = 0  # of the byte budget
         self._blocked_since = 0.0
@@ -144,6 +145,8 @@ class Outbound:
     def put(self, data: bytes, count: int = 1) -> None:
         """Take a packet for the socket, or *count* of them in one."""
         packets, terms = self._packets, self._terms
+        if packets is NO_PACKETS:
+            packets = self._packets = []
         packets.append(data)
         self._bytes += len(data)
         terms.stats.messages_sent += count
@@ -267,10 +270,8 @@ class Outbound:
         """Write all that has collected, in one call."""
         packets = self._packets
         if packets and not self._closed and not self._corked:
-            data = packets[0] if len(packets) == 1 else b"".join(packets)
-            packets.clear()
-            self._bytes = 0
-            self.write(data)
+            self._packets, self._bytes = NO_PACKETS, 0
+            self.write(packets[0] if len(packets) == 1 else b"".join(packets))
 
     def write(self, data: bytes) -> None:
         """Write *data* now, behind what was written before."""
@@ -376,8 +377,7 @@ class Outbound:
 
     def discard(self) -> None:
         """Throw away what was not written."""
-        self._packets.clear()
-        self._bytes = 0
+        self._packets, self._bytes = NO_PACKETS, 0
         self._release()
 
     def close(self) -> None:

@@ -10,8 +10,11 @@ import pytest
 from broker import Broker, HookBase, Version
 from broker.client import Client
 from broker.errors import MqttError
+from broker.hook.base import ClientInfo
+from broker.outbound import NO_PACKETS
 from broker.packet.codec import encode
-from broker.packet.packets import Connect, Disconnect
+from broker.packet.packets import Connect, Disconnect, Publish
+from broker.session.inflight import NO_DELIVERIES, NO_ENTRIES, NO_HELD
 from tests.peer import Peer, memory_broker, run_async, settle
 from tests.wire import Wire, until
 
@@ -106,3 +109,27 @@ async def test_hooks_are_called_in_a_task(event: str) -> None:
         assert (await peer.connect("c")).reason_code == 0
         assert (await peer.subscribe("t", qos=1)).reason_codes == [1]
         assert await peer.publish("u", b"x", qos=1) == 0x10
+
+
+@run_async
+async def test_what_all_share_while_they_have_none_stays_empty() -> None:
+    async with memory_broker() as broker:
+        peer, other = Peer(broker), Peer(broker)
+        await peer.connect("c")
+        await peer.subscribe("t", qos=2)
+        await other.connect("d")
+        for number in (1, 2, 3):
+            other.send(Publish("t", b"x", 1, packet_id=number))
+        await peer.expect(Publish)
+        peer.send(Disconnect())
+        await settle(broker, "c")
+        assert NO_PACKETS == [] and NO_ENTRIES == NO_HELD == {} and not NO_DELIVERIES
+
+
+def test_what_hooks_keep_with_a_connection() -> None:
+    info = ClientInfo("c")
+    info.attributes["mine"] = 7
+    info.user_properties.append(("a", "b"))
+    assert info.attributes == {"mine": 7} and info.user_properties == [("a", "b")]
+    info.user_properties = []
+    assert info.user_properties == [] and ClientInfo("d").attributes == {}

@@ -29,8 +29,25 @@ class ClientInfo:
     certificate: dict[str, Any] | None = None  # SSLSocket.getpeercert() of a verified certificate
     authentication_method: str | None = None
     authenticated: bool = False  # CONNACK 0x00 was sent
-    user_properties: list[tuple[str, str]] = field(default_factory=list)  # go into the CONNACK
-    attributes: dict[str, Any] = field(default_factory=dict)
+    _user_properties: list[tuple[str, str]] | None = field(default=None, init=False, repr=False)
+    _attributes: dict[str, Any] | None = field(default=None, init=False, repr=False)
+
+    @property
+    def user_properties(self) -> list[tuple[str, str]]:
+        """They go into the CONNACK."""
+        if self._user_properties is None:
+            self._user_properties = []
+        return self._user_properties
+
+    @user_properties.setter
+    def user_properties(self, pairs: list[tuple[str, str]]) -> None:
+        self._user_properties = pairs
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        if self._attributes is None:
+            self._attributes = {}
+        return self._attributes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ class PacketReader:
         self.error: MqttError | None = None
         self._dialect = dialect_of(MQTT_5, strict, from_client, names)
         self._version: Version | None = None if from_client else MQTT_5
-        self._held = bytearray()
+        self._held: bytes | bytearray = b""  # a bytearray only while it holds something
         self._needed = 0  # bytes until the held packet is whole, 0 while its length is not known
 
     @property
@@ -70,18 +70,23 @@ class PacketReader:
 
     def take_partial(self) -> bytes:
         """The bytes of the unfinished packet, which are not held any more."""
-        held = bytes(self._held)
-        self._held.clear()
+        held, self._held = bytes(self._held), b""
         return held
 
     def hold(self, beginning: bytes) -> None:
         """Hold the *beginning* of a packet, as if it had been fed."""
-        self._held += beginning
+        self._keep(beginning)
         self._needed = 0
+
+    def _keep(self, beginning: bytes) -> None:
+        if self._held:
+            self._held += beginning
+        else:
+            self._held = bytearray(beginning)
 
     def discard(self) -> None:
         """Nothing comes any more: hold nothing."""
-        self._held = bytearray()
+        self._held = b""
 
     def feed(self, data: bytes) -> list[Packet]:
         """The packets that *data* completes, in order; [] after a breach. Cost: linear in all bytes fed."""
@@ -96,8 +101,7 @@ class PacketReader:
             self._held += data
             if len(self._held) < self._needed:
                 return
-            data = bytes(self._held)
-            self._held.clear()
+            data, self._held = bytes(self._held), b""
         at, size = 0, len(data)
         while at < size and self.error is None:
             packets: list[Packet] = []
@@ -105,7 +109,7 @@ class PacketReader:
                 at = self._read(data, at, packets)
             except MqttError as error:
                 self.error = error
-                self._held.clear()
+                self._held = b""
             if packets:
                 yield packets
             if take is not None and at < size and self.error is None:
@@ -154,7 +158,7 @@ class PacketReader:
             if at + 1 < size:
                 return at
         if at < size:
-            self._held += data[at:]
+            self._keep(data[at:])
         return size
 
     def _read_connect(self, first: int, body: bytes) -> Packet:

@@ -106,6 +106,7 @@ class Delivery:
 # Of all that have none, since most sessions never do; nothing may be put into these.
 NO_DELIVERIES: deque[Delivery] = deque(maxlen=0)
 NO_HELD: dict[int, Message] = {}
+NO_ENTRIES: dict[int, Delivery] = {}
 
 
 class SentRun:
@@ -160,7 +161,7 @@ class Inflight:
         self.runs: deque[SentRun] | None = None
         self._started = 0  # messages that were ever sent
         self._unused_to = 0  # no identifier between _last and this one is in use
-        self.entries: dict[int, Delivery] = {}
+        self.entries = NO_ENTRIES
         self.held = NO_HELD
         self.resend = NO_DELIVERIES  # of an earlier connection, not sent on this one yet
         self.window = 0
@@ -169,7 +170,7 @@ class Inflight:
 
     def restore(self, delivery: Delivery) -> None:
         """A delivery that was sent before a restart, in the order of the first sending."""
-        self.entries[delivery.packet_id] = delivery
+        self._enter(delivery)
         self._last = delivery.packet_id
         delivery.number = self._started = self._started + 1
 
@@ -202,8 +203,13 @@ class Inflight:
         self._last = delivery.packet_id = packet_id
         delivery.number = self._started = self._started + 1
         delivery.state = State.WAIT_PUBACK if delivery.qos == 1 else State.WAIT_PUBREC
-        entries[packet_id] = delivery
+        self._enter(delivery)
         self.count(delivery)
+
+    def _enter(self, delivery: Delivery) -> None:
+        if self.entries is NO_ENTRIES:
+            self.entries = {}
+        self.entries[delivery.packet_id] = delivery
 
     def hold(self, packet_id: int, message: Message) -> None:
         """An inbound QoS 2 message has come."""
