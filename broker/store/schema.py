@@ -96,38 +96,37 @@ def statements(batch: Batch, probe: bool = False) -> Iterator[Statement]:
     if meta:
         yield Statement(f"REPLACE INTO meta VALUES {', '.join(['(?, ?)'] * (len(meta) // 2))}", meta)
     for table, changes in batch.rows.items():
-        puts = [(number, row) for number, row in changes.items() if row is not None]
-        if puts:
-            yield from _puts(table, puts)
-        if len(puts) < len(changes):
-            gone = [number for number, row in changes.items() if row is None]
+        gone = [number for number, row in changes.items() if row is None]
+        if len(gone) < len(changes):
+            yield from _puts(table, changes, len(changes) - len(gone))
+        if gone:
             yield Statement(_delete(table), [json.dumps(gone)])
 
 
-def _puts(table: Table, rows: list[tuple[int, Row]]) -> Iterator[Statement]:
-    """As few statements as their limits allow.
+def _puts(table: Table, changes: dict[int, Row | None], left: int) -> Iterator[Statement]:
+    """As few statements as their limits allow; *left* rows are to be put.
 
     1,000 messages with a delivery each took 6.9 ms of CPU as JSON that a trigger put into the tables, and
-    take 2.9 ms so (CPython 3.11, SQLite 3.40).
+    take 2.8 ms so (CPython 3.11, SQLite 3.40).
     """
-    at, count = 0, len(rows)
-    while at < count:
-        size = 0
-        cells: list[Any] = []
-        many = _rows_at_once(count - at)
-        for number, (values, blobs) in rows[at : at + many]:
-            cells += (number, *blobs, *values)
-            if blobs:
-                size += len(blobs[0]) + len(blobs[1])
-                if size > AT_ONCE:
-                    break
-        width = _width(table)
-        took = len(cells) // width
-        at += took
-        while many // 2 >= took:  # cut short
-            many //= 2
-        cells += [None] * (width * (many - took))
-        yield Statement(_put(table, many), cells, size)
+    width = 1 + sum(map(len, COLUMNS[table]))
+    many, took, size = _rows_at_once(left), 0, 0
+    cells: list[Any] = []
+    for number, row in changes.items():
+        if row is None:
+            continue
+        values, blobs = row
+        cells += (number, *blobs, *values)
+        for blob in blobs:
+            size += len(blob)
+        took += 1
+        if took in (many, left) or size > AT_ONCE:
+            while many // 2 >= took:  # cut short by AT_ONCE
+                many //= 2
+            cells += [None] * (width * (many - took))
+            yield Statement(_put(table, many), cells, size)
+            left -= took
+            many, took, size, cells = _rows_at_once(left), 0, 0, []
 
 
 def _rows_at_once(left: int) -> int:
@@ -136,15 +135,10 @@ def _rows_at_once(left: int) -> int:
     return min(ROWS, size if left * 4 >= size * 3 else size // 2)
 
 
-def _width(table: Table) -> int:
-    blobs, values = COLUMNS[table]
-    return 1 + len(blobs) + len(values)
-
-
 @cache
 def _put(table: Table, rows: int) -> str:
     """Puts *rows* rows, new or not; one without an identifier is none."""
-    name, row = table.name.lower(), f"({', '.join('?' * _width(table))})"
+    name, row = table.name.lower(), f"({', '.join('?' * (1 + len(names(table))))})"
     into = f"REPLACE INTO {name} (id, {', '.join(names(table))})"
     if rows == 1:
         return f"{into} VALUES {row}"

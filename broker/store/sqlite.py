@@ -30,6 +30,7 @@ log = logging.getLogger("broker.store")
 LOCK_TIME = 1.0  # seconds that a process which is just ending may take to let go of the lock
 BUSY_TIME = 5.0  # seconds that another program may hold the database's own write lock
 PAGE = 4096  # bytes, about
+NEAR = 32  # rows with identifiers this near to each other are on one page, about
 CHECKED = 64 << 20  # bytes; a larger file is checked only after an unclean stop
 MERGE = 1000  # pages that the WAL grows by, about, until they are written to the database too
 FULL = ("SQLITE_FULL",)
@@ -180,7 +181,8 @@ class SqliteStore:
         db = self._connection
         self._set_fsync(batch.fsync)
         todo = list(statements(batch, self._failing))
-        self._grown += 4 + len(batch) // 4 + sum(each.size for each in todo) // PAGE
+        near = sum(len({number // NEAR for number in rows}) for rows in batch.rows.values())
+        self._grown += 4 + near + sum(each.size for each in todo) // PAGE
         if len(todo) == 1:
             db.execute(todo[0].sql, todo[0].cells)
             return
