@@ -78,7 +78,7 @@ PLACES: dict[str, Place] = {
     "DISCONNECT arrives": Place("broker.handle.disconnect", "handle_disconnect"),
     # what is done
     "route": Place("broker.router", "Router.route"),
-    "retain": Place("broker.router", "Router.retain"),
+    "retain": Place("broker.router", "Router.retain_now"),
     "hand on": Place("broker.router", "Router.hand_on"),
     "will": Place("broker.handle.disconnect", "publish_will"),
     "end of session": Place("broker.handle.disconnect", "end_session"),
