@@ -254,8 +254,9 @@ class Client:
             raise QuotaExceeded("no memory for the rest of a large packet")
 
     def _count_partial(self, held: int) -> None:
-        self._terms.budget.take_anyway(held - self._partial_counted)
-        self._partial_counted = held
+        if held != self._partial_counted:
+            self._terms.budget.take_anyway(held - self._partial_counted)
+            self._partial_counted = held
 
     @property
     def hurried(self) -> bool:

@@ -53,16 +53,15 @@ class Connections:
         """A listener has a new one. It is dropped if there are too many."""
         core, capacity = self._core, self._core.config.capacity
         core.stats.connections += 1
-        peer = connection.peer
-        host = peer.address.rpartition(":")[0]
+        client = Client(connection, self._terms)
+        host = client.info.address.rpartition(":")[0]
         most = capacity.maximum_connections_per_address
         too_many = len(self._tasks) >= capacity.maximum_connections + OVERFLOW
         if too_many or (most and host and self._addresses[host] >= most) or not self.open:
             core.stats.connections_refused += 1
-            log.info("refused %s: too many connections", peer.address)
+            log.info("refused %s: too many connections", client.info.address)
             connection.abort()
             return
-        client = Client(connection, self._terms)
         core.budget.take_anyway(_cost(client))
         self._addresses[host] += 1
         self._tasks[client] = None

@@ -382,6 +382,8 @@ class Outbound:
 
     def close(self) -> None:
         """Nothing is written any more."""
+        if self._closed:
+            return
         self._closed = True
         self.discard()
         self._count_gated(-self._gated_bytes)

@@ -29,8 +29,10 @@ async def handle_disconnect(core: Core, client: Client, packet: Disconnect) -> N
             raise ProtocolError("DISCONNECT sets a Session Expiry Interval that CONNECT left at 0")
         session.expiry_interval = min(interval, core.config.limits.session_expiry_interval)
     client.normal = packet.reason_code == ReasonCode.NORMAL_DISCONNECTION
-    said = [packet.properties.get("reason_string"), packet.properties.get("user_property")]
-    text = " ".join(str(part) for part in ["DISCONNECT by the client", *said] if part)
+    text = "DISCONNECT by the client"
+    if packet.properties:
+        said = [packet.properties.get("reason_string"), packet.properties.get("user_property")]
+        text = " ".join(str(part) for part in [text, *said] if part)
     client.ending = MqttError(text, packet.reason_code)
     client.finish()
 

@@ -7,7 +7,6 @@ connection from accept to close and the memory of an idle one; tcp.py is what it
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import select
@@ -357,8 +356,10 @@ class EpollConnection:
         if descriptor < 0:
             return
         if self._events:  # a close takes it out only if no other process has the socket
-            with contextlib.suppress(OSError):
+            try:
                 self._poll.epoll.unregister(descriptor)
+            except OSError:
+                pass
             self._events = 0
         os.close(descriptor)
         self._poll.forget(descriptor)
