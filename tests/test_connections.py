@@ -92,23 +92,82 @@ async def test_ended_before_its_task_has_begun() -> None:
         assert (await Peer(broker).connect("c")).reason_code == 0
 
 
-@pytest.mark.parametrize("event", ["on_connect", "on_subscribe", "on_publish"])
+async def asks(client: Any, value: Any) -> Any:
+    """A hook that uses what needs a task, before it waits for the first time and after."""
+    assert asyncio.current_task() is not None
+    async with asyncio.timeout(1):
+        await asyncio.sleep(0)
+    return value
+
+
+class Asks(HookBase):
+    async def on_connect(self, client: Any, packet: Any) -> Any:
+        return await asks(client, packet)
+
+    async def on_subscribe(self, client: Any, request: Any) -> Any:
+        return await asks(client, request)
+
+    async def on_publish(self, client: Any, message: Any) -> Any:
+        return await asks(client, message)
+
+
+class Gives(HookBase):
+    """As Asks, by plain functions that give a coroutine."""
+
+    def on_connect(self, client: Any, packet: Any) -> Any:
+        return asks(client, packet)
+
+    def on_subscribe(self, client: Any, request: Any) -> Any:
+        return asks(client, request)
+
+    def on_publish(self, client: Any, message: Any) -> Any:
+        return asks(client, message)
+
+
+@pytest.mark.parametrize("hook", [Asks, Gives])
 @run_async
-async def test_hooks_are_called_in_a_task(event: str) -> None:
-    """They may use what needs one."""
-
-    async def hook(self: Any, client: Any, value: Any) -> Any:
-        assert asyncio.current_task() is not None
-        async with asyncio.timeout(1):
-            await asyncio.sleep(0)
-        return value
-
-    made = type("Asks", (HookBase,), {event: hook})
-    async with memory_broker(hooks=[made()]) as broker:
+async def test_coroutines_of_hooks_run_in_a_task(hook: type[HookBase]) -> None:
+    async with memory_broker(hooks=[hook()]) as broker:
         peer = Peer(broker)
         assert (await peer.connect("c")).reason_code == 0
         assert (await peer.subscribe("t", qos=1)).reason_codes == [1]
         assert await peer.publish("u", b"x", qos=1) == 0x10
+
+
+class Plain(HookBase):
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def on_connect(self, client: Any, packet: Any) -> None:  # type: ignore[override]
+        self.told.append("connect")
+
+    def on_publish(self, client: Any, message: Any) -> None:  # type: ignore[override]
+        self.told.append("publish")
+
+    def on_disconnect(self, client: Any, reason: int, text: str) -> None:  # type: ignore[override]
+        self.told.append("disconnect")
+
+
+@run_async
+async def test_plain_hooks_need_no_task() -> None:
+    hook = Plain()
+    async with memory_broker(hooks=[hook]) as broker:
+        tasks, peer = count_tasks(), Peer(broker)
+        await peer.connect("c")
+        assert await peer.publish("u", b"x", qos=1) == 0x10
+        assert tasks == []
+        peer.send(Disconnect())
+        await until(lambda: not len(broker._connections))
+    assert hook.told == ["connect", "publish", "disconnect"]
+
+
+@run_async
+async def test_a_hook_that_gave_a_coroutine_is_not_called_after_the_end() -> None:
+    async with memory_broker(hooks=[Gives()]) as broker:
+        wire, client = arrive(broker, CONNECT)
+        client.end(MqttError("ended at once"))
+        await until(lambda: not len(broker._connections))
+        assert client.over and wire.closed and not client.info.authenticated
 
 
 @run_async

@@ -398,6 +398,6 @@ def _announce(core: Core, client: Client, packet: Connect, session: Session) -> 
     template = core.config.protocol.response_information
     if template and packet.properties.get("request_response_information"):
         said["response_information"] = template.replace("{client_id}", client.client_id)
-    if core.hooks.may_wait and client.info.user_properties:
+    if (core.hooks.authenticates or client.info.authentication_method) and client.info.user_properties:
         said["user_property"] = list(client.info.user_properties)
     return found | sendable(said, Place.CONNACK)

@@ -79,13 +79,14 @@ async def leave(core: Core, client: Client) -> None:
     Done once for each connection, in the turn of its ClientID, whoever comes first: its own task, or the
     one that takes the session over. It goes on by itself if that one is cancelled meanwhile.
     """
-    if client.session is None:
-        return
-    if not core.hooks.may_wait:
-        await _leave(core, client, client.session)  # waits for nothing: nobody can cancel it
+    session = client.session
+    if session is None:
         return
     if client.leaving is None:
-        client.leaving = asyncio.create_task(_leave(core, client, client.session))
+        if not (client.greeting or core.hooks.hears_ends or (session.will and not client.normal)):
+            await _leave(core, client, session)  # waits for nothing: nobody can cancel it
+            return
+        client.leaving = asyncio.create_task(_leave(core, client, session))
         core.leaving.add(client.leaving)
         client.leaving.add_done_callback(core.leaving.discard)
     await asyncio.shield(client.leaving)

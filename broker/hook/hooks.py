@@ -7,6 +7,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from types import CoroutineType
 from typing import Any, NamedTuple, TypeVar
 
@@ -39,6 +40,9 @@ class Begun:
     def __init__(self, coroutine: Coroutine[Any, Any, Any], waits_for: Any) -> None:
         self._coroutine = coroutine
         self._waits_for = waits_for
+
+    def close(self) -> None:
+        self._coroutine.close()
 
     def __await__(self) -> Generator[Any, Any, Any]:
         coroutine, waits_for = self._coroutine, self._waits_for
@@ -77,6 +81,7 @@ class Hooks:
     def __init__(self, hooks: Sequence[HookBase] = (), timeout: float = 10.0) -> None:
         self._hooks = tuple(hooks)
         self._timeout = timeout
+        self.in_place = False  # the loop itself runs what calls us, and no task
         lists = {event: overriders(self._hooks, event) for event in EVENTS}
         self._on_connect = lists["on_connect"]
         self._on_auth = lists["on_auth"]
@@ -97,8 +102,8 @@ class Hooks:
         self._on_store_failed = lists["on_store_failed"]
         self._on_store_recovered = lists["on_store_recovered"]
         # What the hot paths ask before they call anything.
-        awaited = (event for event in EVENTS if inspect.iscoroutinefunction(getattr(HookBase, event)))
-        self.may_wait = any(lists[event] for event in awaited)
+        self.need_task = any(inspect.iscoroutinefunction(each.call) for each in chain(*lists.values()))
+        self.hears_ends = bool(self._on_session_ended)
         self.greets = bool(self._on_session_created or self._on_session_resumed or self._on_connected)
         self.authenticates = bool(self._on_connect)
         self.inspects_publish = bool(self._on_message)
@@ -266,6 +271,7 @@ class Hooks:
         """Call *method*, and run a coroutine up to its first wait: the result, or a Begun for `_wait`.
 
         What does not wait needs no time-out, and of all that is cancelled nobody but itself can have asked.
+        A coroutine may use what needs a task (asyncio.timeout, say): in place it begins a turn later, in one.
         """
         try:
             result = method.call(*args)
@@ -275,7 +281,7 @@ class Hooks:
                 if not inspect.isawaitable(result):
                     return result
                 result = _awaiting(result)
-            return _first_step(result)
+            return Begun(result, None) if self.in_place else _first_step(result)
         except asyncio.CancelledError as error:
             raise RuntimeError("the hook was cancelled from inside") from error
 
@@ -285,6 +291,12 @@ class Hooks:
         Cancellation is ours alone: a hook that swallows it does not keep its client alive, and a hook
         that lets one escape which nobody asked for (of a task of its own, say) has failed.
         """
+        if self.in_place:
+            try:
+                await asyncio.sleep(0)
+            except BaseException:
+                begun.close()
+                raise
         task = asyncio.current_task()
         before = task.cancelling() if task is not None else 0
         try:
