@@ -454,6 +454,22 @@ def test_the_wal_does_not_grow_for_ever(path: Path) -> None:
         assert os.path.getsize(f"{path}-wal") < 10_000_000
 
 
+@pytest.mark.parametrize("step", [1, 2, 64, 1000], ids=lambda step: f"every {step}")
+def test_what_the_wal_grows_by_is_about_right(
+    path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """Rows that are near to each other share pages; those that are far apart do not."""
+    monkeypatch.setattr(sqlite, "MERGE", 1 << 30)
+    with opened(path) as store:
+        rows = {number: message("x" * 40) for number in range(1, 20_000)}
+        store.write(Batch(1, rows={Table.MESSAGE: rows}))
+        pages, counted = os.path.getsize(f"{path}-wal") // 4096, store._grown
+        rows = {number: message("y" * 40) for number in range(1, 20_000, step)}
+        store.write(Batch(2, rows={Table.MESSAGE: rows}))
+        pages, counted = os.path.getsize(f"{path}-wal") // 4096 - pages, store._grown - counted
+    assert pages / 2 < counted < pages * 4
+
+
 # ---- when it cannot be written
 
 
