@@ -532,6 +532,7 @@ async def test_a_will_is_given_back_when_it_is_replaced_or_deleted() -> None:
         for size in (50_000, 10_000):
             peer = Peer(broker)
             await peer.connect("c", clean_start=False, will=Will("w", b"p" * size), properties=KEPT)
+            await until(lambda: len(broker._connections) == 1)
             assert without + size <= budget.used <= without + size + 1000
         peer.send(Disconnect())
         await settle(broker, "c")
