@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from time import monotonic
 from typing import TypeVar
 
 from broker.client import Client, Phase
@@ -28,6 +29,7 @@ PUBLISH_0, PUBLISH_1, PUBACK, PINGREQ = 0x30, 0x32, 0x40, 0xC0  # first bytes
 PINGREQS, PINGRESP = re.compile(rb"(?:\xc0\0)+"), b"\xd0\0"
 KNOWN = 16_384  # Topic Names whose audience is remembered, for each version and QoS
 LONGEST = 1024  # bytes of such a name
+SEARCH = 0.002  # seconds for Topic Names that were not matched before, for one read
 MOST = 20_000  # slices handed out for one read, two milliseconds about: then others have a turn
 
 A = TypeVar("A")
@@ -46,6 +48,8 @@ class Lane:
         self._attached = -1
         self._reads = 0
         self._work = 0  # slices handed out for this read
+        self._searches_until = 0.0  # 0: nothing was searched for yet
+        self._late = False  # that time is over
         # By Topic Name with its length, for publishers of 3.x and of 5.0; None: hand it back.
         self._known_0: tuple[dict[bytes, Audience | None], ...] = ({}, {})
         self._known_1: tuple[dict[bytes, Audience1 | None], ...] = ({}, {})
@@ -106,7 +110,7 @@ class Lane:
     def _take(self, client: Client, data: bytes) -> int:
         """Where the packets end that were served."""
         at, end, first = 0, len(data), -1
-        self._work = 0
+        self._work, self._searches_until, self._late = 0, 0.0, False
         while at < end and data[at] != first:  # whoever stops before more of its kind has a reason
             first = data[at]
             if first == PUBLISH_0:
@@ -140,7 +144,10 @@ class Lane:
             self._check_topic(self._core, topic_name or "$")
         except MqttError:
             return None
-        route = self._core.tree.match(topic_name)
+        tree = self._core.tree
+        if topic_name not in tree.routes and not self._may_search():
+            return None
+        route = tree.match(topic_name)
         links = None if route.groups else find_links(route.direct)
         if links is None or (qos and five and not links):  # then PUBACK says that nobody matched
             return None
@@ -154,11 +161,20 @@ class Lane:
             members.append((member, granted))
         return members
 
+    def _may_search(self) -> bool:
+        """Whether there is time to match a Topic Name that is not known: it may take milliseconds."""
+        now = monotonic()
+        self._searches_until = self._searches_until or now + SEARCH
+        self._late = now > self._searches_until
+        return not self._late
+
     def _find_0(self, known: dict[bytes, Audience | None], topic: bytes, five: bool) -> Audience | None:
         """The Audience of *topic*; None if it is not one of ours."""
         if topic in known:
             return known[topic]
         members = self._find(topic, five, 0)
+        if self._late:
+            return None
         audience = None if members is None else Audience((member for member, _ in members), five)
         self._remember(known, topic, audience)
         return audience
@@ -168,6 +184,8 @@ class Lane:
         if topic in known:
             return known[topic]
         members = self._find(topic, five, 1)
+        if self._late:
+            return None
         audience = None
         if members is not None:
             key = tuple(members)

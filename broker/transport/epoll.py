@@ -154,8 +154,7 @@ class EpollConnection:
             self._stop_writing(error)
             return
         if sent < len(data):
-            self._out = bytearray(data)
-            del self._out[:sent]
+            self._out = bytearray(memoryview(data)[sent:])  # no more room than that
             self._watch(self._events | WRITE)
 
     def pending(self) -> int:

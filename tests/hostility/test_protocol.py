@@ -206,7 +206,7 @@ def test_qos_2_without_pubrel_from_those_who_cannot_be_told() -> None:
 
 def test_qos_2_to_those_who_never_answer() -> None:
     """Without PUBREC, and with PUBREC but without PUBCOMP: window, then queue, then drops with a reason."""
-    with scene(limits__maximum_queued_messages=100) as s:
+    with scene(limits__maximum_queued_messages=100, limits__outbound_receive_maximum=1024) as s:
         mute, half = s.line().connect("mute"), s.line().connect("half")
         for line in (mute, half):
             line.subscribe(("t", 2))

@@ -30,9 +30,15 @@ def test_one_reader_that_never_reads(version: int, qos: int, reason: str) -> Non
         assert s.peak() < s.at_rest + 40 * MIB
 
 
+BATCH = 20  # packets that are published at once
+
+
 def test_a_thousand_that_read_slowly() -> None:
-    """Each gets what it can take, and waits with no more than its limit; the rest is dropped and counted."""
-    with scene(limits__maximum_outbound_packets=16) as s:
+    """Each gets what it can take, and waits with no more than its limit; the rest is dropped and counted.
+
+    What one turn of the loop brought before the socket was found to be full is there besides: BATCH packets.
+    """
+    with scene(limits__maximum_outbound_packets=16, limits__maximum_queued_messages=100) as s:
         lines = [s.line(receive_buffer=SMALL).connect(f"slow-{n}") for n in range(1000)]
         for number, line in enumerate(lines):
             line.subscribe(("flood", number % 2))
@@ -40,10 +46,10 @@ def test_a_thousand_that_read_slowly() -> None:
         publisher, ends = s.line().connect("publisher"), time.monotonic() + 15
         with reading(lines, size=512, pause=0.1):
             while not dropped.get("outbound_full") and time.monotonic() < ends:
-                flood(publisher, "flood", PAGE, 0.5, qos=1, window=20)
+                flood(publisher, "flood", PAGE, 0.5, qos=1, window=BATCH)
                 dropped = s.dropped()
-        assert list(dropped) == ["outbound_full"]
-        assert s.peak() < before + 1000 * (16 * 4200 + 10_000) + 20 * MIB
+        assert dropped["outbound_full"] and set(dropped) <= {"outbound_full", "queue_full"}
+        assert s.peak() < before + 1000 * ((16 + BATCH) * 4200 + 10_000) + 20 * MIB
         assert s.sys()["clients/connected"] >= 1003, "nobody is given up"
 
 

@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 
 from broker.hook.limits import REMEMBERED
+from broker.lane.blocks import MAXIMUM
+from broker.packet.properties import PropertyBlocks
 from broker.packet.wire import TopicNames
 from broker.topic.tree import CACHED_NAMES
 from tests.soak.census import census
@@ -36,6 +38,10 @@ BOUNDED: dict[str, int] = {
     **dict.fromkeys(("SubscriptionTree.routes", "Route", "all Route"), CACHED_NAMES),
     **dict.fromkeys(("Takeovers._quarrels", "Quarrel", "all Quarrel"), REMEMBERED),
     "Stats.dropped": 20,  # reasons
+    "Blocks": MAXIMUM,
+    **dict.fromkeys(("PropertyBlocks", "all PropertyBlock"), 2 * PropertyBlocks.MAXIMUM),
+    "all Dialect": 3,  # versions
+    "Poll._connections": 20_000,  # the highest descriptor that there was
     "rows of meta": 10,
 }
 
