@@ -211,7 +211,8 @@ async def nothing_stays(broker: Broker, clock: Clock) -> None:
     for _ in range(3):
         await broker.sweep()
     core = broker._core
-    left = (core.tree.count, [*core.sessions], core.clients, dict(core.users), dict(broker._connections._addresses))
+    addresses = dict(broker._connections._addresses)
+    left = (core.tree.count, [*core.sessions], core.clients, dict(core.users), addresses)
     assert left == (0, [], {}, {}, {})
     for message in [*core.retained.find("#", clock.now)]:
         core.retained.delete(message.topic_name if message else "")
