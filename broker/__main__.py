@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import contextlib
 import errno
-import gc
 import json
 import logging
 import os
@@ -36,7 +35,6 @@ from broker.transport.listen import parse_address
 log = logging.getLogger("broker")
 
 COMMANDS = ("serve", "check", "store")
-YOUNG = 20_000  # objects that are made until garbage is looked for
 WILDCARD = ("0.0.0.0", "::", "")
 WAY_OUT = {
     errno.EADDRINUSE: "; stop the program that has it, or choose another with --listen URL",
@@ -367,9 +365,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             return check(config)
         configure(config.log.level, config.log.format)
         use_all_descriptors()
-        # Hardly anything here is cyclic (100 objects after 10,000 connections), and queued messages are many:
-        # a durable one cost 23.5 us of CPU, of which 2.5 went to looking at young ones (mqttload persistent).
-        gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
         with asyncio.Runner(loop_factory=loop_factory(config)) as runner:
             return runner.run(serve(config))
     except ConfigError as error:

@@ -19,7 +19,19 @@ from broker.core import Core
 from broker.errors import MqttError
 from broker.lane.audience import Audience, Audience1, Member, find_links
 from broker.lane.blocks import Blocks
-from broker.lane.runs import FEW, SHORT, Run, Stretch, acknowledgements, count_equal, rewrite, rewrite_aliases
+from broker.lane.runs import (
+    SHORT,
+    Run,
+    Stretch,
+    acknowledge,
+    acknowledgements,
+    count_equal,
+    count_same,
+    is_begun,
+    repeats,
+    rewrite,
+    rewrite_aliases,
+)
 from broker.packet.enums import Version
 from broker.packet.wire import TopicNames
 from broker.session.inflight import SentRun
@@ -89,7 +101,7 @@ class Lane:
             raise
         end = len(data)
         took = at > 0
-        if at < end and _is_begun(data, at):
+        if at < end and is_begun(data, at):
             reader.hold(data[at:])
             at = end
         if took:
@@ -252,7 +264,7 @@ class Lane:
                         break
                     self._work += audience.size
                 last_topic = topic
-            elif length == last_length and _repeats(data, at, end):
+            elif length == last_length and repeats(data, at, end):
                 number = count_equal(data, at, end - at, data[at:block_end])
                 if number and (not block or data[topic_end:block_end] == block):
                     count, at, last_length = count + number, at + number * (end - at), 0
@@ -341,8 +353,8 @@ class Lane:
                     audience = self._turn_to(found, opened, client, size) if self._work < MOST else None
                     self._work += 1 if found is None else len(found.members)
                 last_topic = topic
-            elif length == last_length and audience is not None and not block and _repeats(data, at, end):
-                _acknowledge(acknowledged, identifiers)
+            elif length == last_length and audience is not None and not block and repeats(data, at, end):
+                acknowledge(acknowledged, identifiers)
                 self._send_all(client, opened)
                 at = self._take_run(client, audience, data, at, end, topic_end, acknowledged)
                 audience, last_topic, last_length = None, b"", 0
@@ -356,7 +368,7 @@ class Lane:
             audience.room -= 1
             at = end
         self._send_all(client, opened)
-        _acknowledge(acknowledged, identifiers)
+        acknowledge(acknowledged, identifiers)
         if acknowledged:
             answer = b"".join(acknowledged)
             client.outbound.put_control(answer, len(answer) // 4)
@@ -446,7 +458,7 @@ class Lane:
             run = inflight.runs[0]
             number, place = min(run.count, (len(data) - at) // 4), 4 * run.first
             if data[at : at + 4 * number] != expected[place : place + 4 * number]:
-                number = _count_same(data, at, expected, place)
+                number = count_same(data, at, expected, place)
             if not number:
                 break
             session.acknowledge_run(number)
@@ -465,40 +477,3 @@ class Lane:
         client.outbound.put_control(PINGRESP * count, count)
         self._core.stats.messages_received += count
         return found.end()
-
-
-def _repeats(data: bytes, at: int, end: int) -> bool:
-    """Whether it looks as if more packets like the one at *at* followed."""
-    ahead = end + (FEW - 2) * (end - at)
-    return ahead + 2 < len(data) and data[ahead : ahead + 2] == data[at : at + 2]
-
-
-def _acknowledge(acknowledged: list[bytes], identifiers: list[bytes]) -> None:
-    """PUBACKs for *identifiers*, which are forgotten."""
-    if identifiers:
-        acknowledged.append(b"\x40\x02" + b"\x40\x02".join(identifiers))
-        identifiers.clear()
-
-def _count_same(data: bytes, at: int, expected: bytes, place: int) -> int:
-    """How many acknowledgements at *at* are the *expected* ones."""
-    count = 0
-    while data[at : at + 4] == expected[place : place + 4]:
-        count += 1
-        at += 4
-        place += 4
-    return count
-
-
-def _is_begun(data: bytes, at: int) -> bool:
-    """Whether a short packet of a kind that this lane takes stands at *at*, and its end is not there yet."""
-    left = len(data) - at
-    if data[at] not in (PUBLISH_0, PUBLISH_1, PUBACK) or left < 2:
-        return left < 2
-    length, start = data[at + 1], 2
-    if length > 0x7F:
-        if left < 3:
-            return True
-        if not 0 < data[at + 2] < 0x80:
-            return False
-        length, start = length & 0x7F | data[at + 2] << 7, 3
-    return left < start + length

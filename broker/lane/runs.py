@@ -173,3 +173,41 @@ def rewrite_aliases(
         out += (data[at : at + 1], varint_bytes(len(body)), body)
         at = end
     return b"".join(out), at
+
+
+def repeats(data: bytes, at: int, end: int) -> bool:
+    """Whether it looks as if more packets like the one at *at* followed."""
+    ahead = end + (FEW - 2) * (end - at)
+    return ahead + 2 < len(data) and data[ahead : ahead + 2] == data[at : at + 2]
+
+
+def acknowledge(acknowledged: list[bytes], identifiers: list[bytes]) -> None:
+    """PUBACKs for *identifiers*, which are forgotten."""
+    if identifiers:
+        acknowledged.append(b"\x40\x02" + b"\x40\x02".join(identifiers))
+        identifiers.clear()
+
+
+def count_same(data: bytes, at: int, expected: bytes, place: int) -> int:
+    """How many acknowledgements at *at* are the *expected* ones."""
+    count = 0
+    while data[at : at + 4] == expected[place : place + 4]:
+        count += 1
+        at += 4
+        place += 4
+    return count
+
+
+def is_begun(data: bytes, at: int) -> bool:
+    """Whether a short packet of a kind that this lane takes stands at *at*, and its end is not there yet."""
+    left = len(data) - at
+    if data[at] not in (0x30, 0x32, 0x40) or left < 2:
+        return left < 2
+    length, start = data[at + 1], 2
+    if length > 0x7F:
+        if left < 3:
+            return True
+        if not 0 < data[at + 2] < 0x80:
+            return False
+        length, start = length & 0x7F | data[at + 2] << 7, 3
+    return left < start + length

@@ -110,10 +110,10 @@ class Side:
             "received": {number: one.take() for number, one in self.clients.items()},
             "stats": {
                 name: getattr(stats, name)
-                for name in ("messages_received", "messages_sent", "publish_received", "publish_sent")
+                for name in ("messages_sent", "publish_received", "publish_sent")
             },
             "sent": stats.bytes_sent,
-            "bytes": None if self.cut_off else stats.bytes_received,
+            "read": None if self.cut_off else (stats.bytes_received, stats.messages_received),
             "dropped": dict(stats.dropped),
             "sessions": {s.client_id: self.of_session(s) for s in core.sessions},
             "retained": core.retained.size,
