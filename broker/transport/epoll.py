@@ -297,7 +297,7 @@ class EpollConnection:
         if self._eof or self._closing or not isinstance(error, ConnectionError):
             self._lose(error)
         else:
-            self._error = error
+            self._error = error.with_traceback(None)
             self._writable = False
             self._tell_drained()
 
@@ -362,7 +362,8 @@ class EpollConnection:
             self._events = 0
         os.close(descriptor)
         self._poll.forget(descriptor)
-        self._error = self._error or error
+        if error is not None and self._error is None:
+            self._error = error.with_traceback(None)  # its frames hold us
         self._eof, self._writable = True, False
         if self._timer is not None:
             self._timer.cancel()

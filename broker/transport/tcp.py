@@ -198,7 +198,7 @@ class TcpConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = self._eof = True
-        self._error = exc
+        self._error = None if exc is None else exc.with_traceback(None)  # its frames hold us
         if self._timer is not None:
             self._timer.cancel()
         self.wake()
