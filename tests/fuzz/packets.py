@@ -79,7 +79,7 @@ def check_error(way: Way, raw: bytes) -> None:
     """What the broker would answer can be read, and has the reason of the error."""
     reader = way.reader(way.limit)
     packets = reader.feed(raw)
-    greeted, error = bool(packets) or way.version is not None, reader.error
+    greeted, error = bool(packets) or way.version is not None or not way.from_client, reader.error
     assert error is not None and str(error)
     if greeted:
         answer = disconnect(error, None, Protocol())
