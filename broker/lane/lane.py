@@ -62,6 +62,7 @@ class Lane:
         self._work = 0  # slices handed out for this read
         self._searches_until = 0.0  # 0: nothing was searched for yet
         self._late = False  # that time is over
+        self.now: Callable[[], float] = monotonic
         # By Topic Name with its length, for publishers of 3.x and of 5.0; None: hand it back.
         self._known_0: tuple[dict[bytes, Audience | None], ...] = ({}, {})
         self._known_1: tuple[dict[bytes, Audience1 | None], ...] = ({}, {})
@@ -175,7 +176,7 @@ class Lane:
 
     def _may_search(self) -> bool:
         """Whether there is time to match a Topic Name that is not known: it may take milliseconds."""
-        now = monotonic()
+        now = self.now()
         self._searches_until = self._searches_until or now + SEARCH
         self._late = now > self._searches_until
         return not self._late
