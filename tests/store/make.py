@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 from broker.errors import StoreError
+from broker.packet.message import Message
 from broker.store import journal as journals
 from broker.store.base import Batch, Fsync, Row, StoreClock, Table
 from broker.store.journal import Journal, levels_of
@@ -190,6 +191,26 @@ class Bench:
         await self.turn()
 
 
+class Holds:
+    """What holds a message, as far as a journal sees it."""
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self.revoked = 0
+
+    def revoke(self) -> None:
+        self.revoked += 1
+
+
+def hold(bench: Bench, message: Message, table: Table = Table.DELIVERY) -> Holds:
+    held = Holds(message)
+    bench.journal.refer(message)
+    bench.journal.put(
+        table, bench.journal.new_id(), lambda found: row_of(found.message.record.id), held, new=True
+    )
+    return held
+
+
 def loop_of(clock: Clock) -> asyncio.AbstractEventLoop:
     """A loop whose timers are on *clock*. Nothing in it may wait for anything else than a turn."""
     loop = asyncio.new_event_loop()
@@ -232,4 +253,16 @@ def _without_first(run: Any, test: Any) -> Any:
     return run
 
 
-__all__ = ["Bench", "FakeStore", "Fsync", "HandWriter", "Rows", "Waits", "loop_of", "row_of", "with_bench"]
+__all__ = [
+    "Bench",
+    "FakeStore",
+    "Fsync",
+    "HandWriter",
+    "Holds",
+    "Rows",
+    "Waits",
+    "hold",
+    "loop_of",
+    "row_of",
+    "with_bench",
+]
