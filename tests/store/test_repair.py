@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from broker.errors import StoreError
-from broker.store import repair, sqlite
+from broker.store import repair
 from broker.store.base import Batch, Row, Table
 from broker.store.repair import RULES, compact, dump, salvage, verify
 from broker.store.schema import names
@@ -30,27 +30,10 @@ from tests.store.contents import (
     snapshot,
     spoil,
     without,
-    write_fixed,
     write_store,
 )
 
-
-@pytest.fixture(autouse=True)
-def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite, "LOCK_TIME", 0.0)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    write_fixed(tmp_path / "broker.db")
-    return tmp_path / "broker.db"
-
-
-@pytest.fixture
-def new(tmp_path: Path) -> Path:
-    return tmp_path / "new.db"
-
-
+pytestmark = pytest.mark.usefixtures("no_wait")
 COMMANDS: dict[str, Callable[[Path], object]] = {
     "verify": lambda path: verify(str(path)),
     "dump": lambda path: list(dump(str(path))),
@@ -96,75 +79,75 @@ def test_no_database(tmp_path: Path, command: Callable[[Path], object]) -> None:
 
 
 @pytest.mark.parametrize("name", ["verify", "dump"])
-def test_beside_a_store_that_is_open(path: Path, name: str) -> None:
+def test_beside_a_store_that_is_open(fixed: Path, name: str) -> None:
     """What is committed is seen, nothing is changed, and the other goes on."""
-    store = SqliteStore(str(path))
+    store = SqliteStore(str(fixed))
     store.open()
     rows = {60: Row(("later", 0, 0, "", None), (b"", b""))}
     store.write(Batch(1, rows={Table.MESSAGE: rows, Table.RETAINED: {61: Row((60,))}}))
-    before = snapshot(path)
-    lock = Path(f"{path}-lock").read_bytes()
-    said = COMMANDS[name](path)
+    before = snapshot(fixed)
+    lock = Path(f"{fixed}-lock").read_bytes()
+    said = COMMANDS[name](fixed)
     text = str(said.facts) if isinstance(said, repair.Verdict) else str(said)
     assert ("message: 7 rows" if name == "verify" else '"later"') in text
-    after = snapshot(path)
+    after = snapshot(fixed)
     assert {name: data for name, data in after.items() if "-shm" not in name} == {
         name: data for name, data in before.items() if "-shm" not in name
     }
-    assert Path(f"{path}-lock").read_bytes() == lock
+    assert Path(f"{fixed}-lock").read_bytes() == lock
     with pytest.raises(StoreError, match="in use by process"):
-        SqliteStore(str(path)).open()
+        SqliteStore(str(fixed)).open()
     store.write(Batch(2, rows={Table.RETAINED: {61: None}, Table.MESSAGE: {60: None}}))
     store.close()
-    assert found_in(path) == as_found(FIXED)
+    assert found_in(fixed) == as_found(FIXED)
 
 
 @pytest.mark.parametrize("name", ["compact", "salvage"])
-def test_only_when_nobody_has_it_open(path: Path, name: str) -> None:
-    store = SqliteStore(str(path))
+def test_only_when_nobody_has_it_open(fixed: Path, name: str) -> None:
+    store = SqliteStore(str(fixed))
     store.open()
     with pytest.raises(StoreError, match=f"in use by process {os.getpid()}; stop it"):
-        COMMANDS[name](path)
-    assert not Path(f"{path}.new").exists()
+        COMMANDS[name](fixed)
+    assert not Path(f"{fixed}.new").exists()
     store.close()
-    COMMANDS[name](path)
-    SqliteStore(str(path)).open()  # it gave the lock back
+    COMMANDS[name](fixed)
+    SqliteStore(str(fixed)).open()  # it gave the lock back
 
 
 @pytest.mark.parametrize("name", ["verify", "dump", "salvage"])
-def test_a_closed_store_is_not_touched(path: Path, name: str) -> None:
-    before = snapshot(path), os.stat(path).st_mtime_ns
-    COMMANDS[name](path)
-    Path(f"{path}.new").unlink(missing_ok=True)
-    assert (snapshot(path), os.stat(path).st_mtime_ns) == before
+def test_a_closed_store_is_not_touched(fixed: Path, name: str) -> None:
+    before = snapshot(fixed), os.stat(fixed).st_mtime_ns
+    COMMANDS[name](fixed)
+    Path(f"{fixed}.new").unlink(missing_ok=True)
+    assert (snapshot(fixed), os.stat(fixed).st_mtime_ns) == before
     assert set(before[0]) == {"broker.db"}
 
 
 @pytest.mark.parametrize("name", ["verify", "dump"])
 def test_in_a_folder_that_may_not_be_written(
-    path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    fixed: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a disk that is mounted to be read: a database without a WAL needs nothing beside it."""
-    os.unlink(f"{path}-lock")
+    os.unlink(f"{fixed}-lock")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    COMMANDS[name](path)
-    assert os.listdir(path.parent) == ["broker.db"]
+    COMMANDS[name](fixed)
+    assert os.listdir(fixed.parent) == ["broker.db"]
 
 
 @pytest.mark.parametrize("name", ["verify", "dump"])
 def test_a_store_that_changes_while_it_is_read_as_a_closed_one(
-    path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    fixed: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repair, "meta", lambda db: (os.utime(path, (1, 1)), {})[1])
+    monkeypatch.setattr(repair, "meta", lambda db: (os.utime(fixed, (1, 1)), {})[1])
     with pytest.raises(StoreError, match="changed it meanwhile; try again"):
-        COMMANDS[name](path)
+        COMMANDS[name](fixed)
 
 
 # ---- verify
 
 
-def test_a_good_store(path: Path) -> None:
-    verdict = verify(str(path))
+def test_a_good_store(fixed: Path) -> None:
+    verdict = verify(str(fixed))
     assert verdict.problems == []
     made = verdict.facts.pop(1)
     assert made.startswith("made 20") and made.endswith(" UTC")
@@ -181,10 +164,10 @@ def test_a_good_store(path: Path) -> None:
     ]
 
 
-def test_one_that_was_not_closed(path: Path) -> None:
-    store = SqliteStore(str(path))
+def test_one_that_was_not_closed(fixed: Path) -> None:
+    store = SqliteStore(str(fixed))
     store.open()
-    assert "in use, or not closed properly" in verify(str(path)).facts
+    assert "in use, or not closed properly" in verify(str(fixed)).facts
     store.close()
 
 
@@ -235,16 +218,16 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("statement", BROKEN)
-def test_rows_that_do_not_belong_together(path: Path, new: Path, statement: str) -> None:
+def test_rows_that_do_not_belong_together(fixed: Path, new: Path, statement: str) -> None:
     """They are found, and a salvage leaves them out and says so."""
-    change(path, statement)
-    assert verify(str(path)).problems == BROKEN[statement]
-    done = salvage(str(path), str(new))
+    change(fixed, statement)
+    assert verify(str(fixed)).problems == BROKEN[statement]
+    done = salvage(str(fixed), str(new))
     for rule in RULES:
         if any(problem.endswith(rule.says) for problem in BROKEN[statement]):
             assert any(rule.says in lost for lost in done.lost), rule
     assert verify(str(new)).problems == []
-    assert found_in(new).keys() <= found_in(path).keys()
+    assert found_in(new).keys() <= found_in(fixed).keys()
 
 
 def test_every_rule_is_tried() -> None:
@@ -257,9 +240,9 @@ def test_wills_in_a_store_without_messages(tmp_path: Path) -> None:
     assert verify(str(tmp_path / "broker.db")).problems == []
 
 
-def test_a_will_that_is_lost_does_not_take_the_session_along(path: Path, new: Path) -> None:
-    change(path, "DELETE FROM message WHERE id IN (20, 21)")
-    salvage(str(path), str(new))
+def test_a_will_that_is_lost_does_not_take_the_session_along(fixed: Path, new: Path) -> None:
+    change(fixed, "DELETE FROM message WHERE id IN (20, 21)")
+    salvage(str(fixed), str(new))
     expected = as_found(FIXED)
     del expected["message", 20], expected["message", 21], expected["session", 3]
     expected["session", 2] = (*expected["session", 2][:8], None, 0, None)
@@ -282,11 +265,11 @@ def test_a_will_that_is_lost_does_not_take_the_session_along(path: Path, new: Pa
         ("UPDATE meta SET value = 'noon' WHERE key = 'time'", "meta time is no time"),
     ],
 )
-def test_rows_that_make_no_sense(path: Path, new: Path, statement: str, words: str) -> None:
-    change(path, statement)
-    problems = verify(str(path)).problems
+def test_rows_that_make_no_sense(fixed: Path, new: Path, statement: str, words: str) -> None:
+    change(fixed, statement)
+    problems = verify(str(fixed)).problems
     assert len(problems) == 1 and problems[0].startswith(words)
-    done = salvage(str(path), str(new))
+    done = salvage(str(fixed), str(new))
     assert words.startswith("meta") or f"{words.split()[0]}: 1 rows that make no sense" in done.lost
     assert verify(str(new)).problems == []
 
@@ -301,8 +284,8 @@ def test_many_problems_are_not_all_told(tmp_path: Path) -> None:
 # ---- dump
 
 
-def test_a_dump_has_everything(path: Path) -> None:
-    lines = [json.loads(line) for line in dump(str(path))]
+def test_a_dump_has_everything(fixed: Path) -> None:
+    lines = [json.loads(line) for line in dump(str(fixed))]
     noted = {line["key"]: line["value"] for line in lines if line["table"] == "meta"}
     assert noted.keys() == {"created", "clean", "program", "time", "wall"}
     assert (noted["time"], noted["wall"], noted["clean"]) == (*NOTED, 1)
@@ -321,32 +304,32 @@ def binary(column: str, value: object) -> object:
     return base64.b64decode(value["base64"]) if isinstance(value, dict) else str(value).encode()
 
 
-def test_blobs_that_are_texts_are_texts(path: Path) -> None:
-    by_id = {line["id"]: line for line in map(json.loads, dump(str(path))) if line["table"] == "message"}
+def test_blobs_that_are_texts_are_texts(fixed: Path) -> None:
+    by_id = {line["id"]: line for line in map(json.loads, dump(str(fixed))) if line["table"] == "message"}
     assert by_id[24]["payload"] == "warm ☀"
     assert by_id[25]["payload"] == by_id[25]["properties"] == ""
     assert by_id[23]["payload"] == {"base64": base64.b64encode(bytes(range(256)) * 40).decode()}
     assert by_id[22]["properties"] == PROPERTIES.decode()
 
 
-def test_a_dump_is_lines_for_any_terminal(path: Path) -> None:
-    change(path, "UPDATE message SET payload = CAST(char(27, 10, 13, 127, 155, 8232) AS BLOB) WHERE id = 25")
-    for line in dump(str(path)):
+def test_a_dump_is_lines_for_any_terminal(fixed: Path) -> None:
+    change(fixed, "UPDATE message SET payload = CAST(char(27, 10, 13, 127, 155, 8232) AS BLOB) WHERE id = 25")
+    for line in dump(str(fixed)):
         assert line.isascii() and line.isprintable()
 
 
-def test_a_dump_does_not_hold_everything_in_memory(path: Path) -> None:
+def test_a_dump_does_not_hold_everything_in_memory(fixed: Path) -> None:
     """The first lines are there before the last rows are read."""
-    change(path, "UPDATE retained SET message = 'x'", "DELETE FROM session")
-    lines = dump(str(path))
+    change(fixed, "UPDATE retained SET message = 'x'", "DELETE FROM session")
+    lines = dump(str(fixed))
     assert json.loads(next(lines))["table"] == "meta"
     lines.close()
 
 
-def test_a_dump_shows_one_moment(path: Path) -> None:
-    store = SqliteStore(str(path))
+def test_a_dump_shows_one_moment(fixed: Path) -> None:
+    store = SqliteStore(str(fixed))
     store.open()
-    lines = dump(str(path))
+    lines = dump(str(fixed))
     first = json.loads(next(lines))
     store.write(Batch(1, rows={Table.RETAINED: {50: None, 51: None}, Table.HELD: {40: None}}))
     tables = [first["table"], *(json.loads(line)["table"] for line in lines)]
@@ -385,19 +368,19 @@ def test_the_tables_stay_where_they_are_looked_for(tmp_path: Path, new: Path) ->
     assert found_in(new) == expected
 
 
-def test_a_store_that_was_not_closed_is_compacted_with_its_wal(path: Path, tmp_path: Path) -> None:
-    store = SqliteStore(str(path))
+def test_a_store_that_was_not_closed_is_compacted_with_its_wal(fixed: Path, tmp_path: Path) -> None:
+    store = SqliteStore(str(fixed))
     store.open()
     rows = {60: Row(("later", 0, 0, "", None), (b"x" * 100_000, b""))}
     store.write(Batch(1, rows={Table.MESSAGE: rows, Table.RETAINED: {61: Row((60,))}}))
     left = tmp_path / "killed"
     left.mkdir()
-    for file in path.parent.glob("broker.db*"):
+    for file in fixed.parent.glob("broker.db*"):
         shutil.copy(file, left)
     store.close()
     before, after = compact(str(left / "broker.db"))
     assert before > after > 100_000
-    assert found_in(left / "broker.db") == found_in(path)
+    assert found_in(left / "broker.db") == found_in(fixed)
     assert "in use, or not closed properly" in verify(str(left / "broker.db")).facts
 
 

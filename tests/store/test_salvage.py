@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from broker.errors import StoreError
-from broker.store import repair, sqlite
+from broker.store import repair
 from broker.store.base import Batch, Row, Table
 from broker.store.pages import Pages
 from broker.store.repair import Salvaged, salvage, verify
@@ -30,30 +30,14 @@ from tests.store.contents import (
     snapshot,
     spoil,
     without,
-    write_fixed,
     write_store,
 )
 
-
-@pytest.fixture(autouse=True)
-def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite, "LOCK_TIME", 0.0)
+pytestmark = pytest.mark.usefixtures("no_wait")
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    write_fixed(tmp_path / "broker.db")
-    return tmp_path / "broker.db"
-
-
-@pytest.fixture
-def new(tmp_path: Path) -> Path:
-    return tmp_path / "new.db"
-
-
-
-def test_a_good_store_is_copied(path: Path, new: Path) -> None:
-    done = salvage(str(path), str(new))
+def test_a_good_store_is_copied(fixed: Path, new: Path) -> None:
+    done = salvage(str(fixed), str(new))
     assert done.copied == {table.name.lower(): len(rows) for table, rows in FIXED.items()}
     assert done.lost == done.notes == []
     assert found_in(new) == as_found(FIXED)
@@ -64,22 +48,22 @@ def test_a_good_store_is_copied(path: Path, new: Path) -> None:
     store.close()
 
 
-def test_a_file_that_is_there_already_stays(path: Path, new: Path) -> None:
+def test_a_file_that_is_there_already_stays(fixed: Path, new: Path) -> None:
     new.write_bytes(b"precious")
     with pytest.raises(StoreError, match=r"new\.db: is there already"):
-        salvage(str(path), str(new))
+        salvage(str(fixed), str(new))
     with pytest.raises(StoreError, match="is there already"):
-        salvage(str(path), str(path))
+        salvage(str(fixed), str(fixed))
     assert new.read_bytes() == b"precious"
-    assert found_in(path) == as_found(FIXED)
+    assert found_in(fixed) == as_found(FIXED)
 
 
-def test_a_place_where_no_file_can_be(path: Path, tmp_path: Path) -> None:
+def test_a_place_where_no_file_can_be(fixed: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"nowhere/new\.db: No such file"):
-        salvage(str(path), str(tmp_path / "nowhere" / "new.db"))
+        salvage(str(fixed), str(tmp_path / "nowhere" / "new.db"))
 
 
-def test_a_disk_that_is_full(path: Path, new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full(fixed: Path, new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing half done is left."""
 
     def small(path: str, mode: str = "rwc") -> sqlite3.Connection:
@@ -90,7 +74,7 @@ def test_a_disk_that_is_full(path: Path, new: Path, monkeypatch: pytest.MonkeyPa
     connect = repair.connect
     monkeypatch.setattr(repair, "connect", small)
     with pytest.raises(StoreError, match=r"new\.db: .*full"):
-        salvage(str(path), str(new))
+        salvage(str(fixed), str(new))
     assert list(new.parent.glob("new*")) == []
 
 
@@ -323,9 +307,9 @@ def test_without_page_1_nothing_is_lost(large: tuple[Path, Found], tmp_path: Pat
         new.unlink()
 
 
-def test_without_the_clock_it_begins_anew(path: Path, new: Path) -> None:
-    spoil(path, 2, random.Random(1))
-    done = salvage(str(path), str(new))
+def test_without_the_clock_it_begins_anew(fixed: Path, new: Path) -> None:
+    spoil(fixed, 2, random.Random(1))
+    done = salvage(str(fixed), str(new))
     assert [line for line in done.lost if "clock" in line] == done.lost != []
     store = SqliteStore(str(new))
     assert store.open() is None

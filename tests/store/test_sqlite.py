@@ -22,23 +22,10 @@ from broker.store.schema import COLUMNS
 from broker.store.sqlite import SqliteStore
 from tests.store.contents import FIXED, as_found, found_in, killed, message, numbers, opened, put, write_fixed
 
-ROOT = Path(__file__).parents[2]
 WAIT = 30.0  # seconds, for the start of an interpreter on a busy machine
 CLOCK = StoreClock(1.5, 2.5)
 NOTHING: dict[Table, dict[int, Row]] = {table: {} for table in Table}
-
-
-@pytest.fixture(autouse=True)
-def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock or a database that somebody else has is not waited for."""
-    monkeypatch.setattr(sqlite, "LOCK_TIME", 0.0)
-    monkeypatch.setattr(sqlite, "BUSY_TIME", 0.0)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "broker.db"
-
+pytestmark = pytest.mark.usefixtures("no_wait")
 
 # ---- opening
 

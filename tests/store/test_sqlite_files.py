@@ -22,18 +22,7 @@ from tests.store.contents import killed, numbers, opened, put
 ROOT = Path(__file__).parents[2]
 WAIT = 30.0  # seconds, for the start of an interpreter on a busy machine
 CLOCK = StoreClock(1.5, 2.5)
-
-
-@pytest.fixture(autouse=True)
-def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock or a database that somebody else has is not waited for."""
-    monkeypatch.setattr(sqlite, "LOCK_TIME", 0.0)
-    monkeypatch.setattr(sqlite, "BUSY_TIME", 0.0)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "broker.db"
+pytestmark = pytest.mark.usefixtures("no_wait")
 
 
 def test_the_files_are_for_their_owner_alone(path: Path) -> None:
