@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
+from math import isfinite
 from types import CoroutineType
 from typing import Any, NamedTuple, TypeVar
 
@@ -381,17 +382,22 @@ def _sound(method: Method, value: Any) -> Message:
     """
     message = _expect(Message, method, value)
     payload: Any = message.payload
+    qos: Any = message.qos
+    retain: Any = message.retain
+    expires_at: Any = message.expires_at
     try:
-        sound = isinstance(payload, bytes) and message.qos in (0, 1, 2)
-        sound = sound and message.retain in (0, 1) and isinstance(message.client_id, str)
-        sound = sound and isinstance(message.expires_at, int | float | None)
+        sound = isinstance(payload, bytes) and isinstance(qos, int) and qos in (0, 1, 2)
+        sound = sound and isinstance(retain, int) and retain in (0, 1)
+        sound = sound and isinstance(message.client_id, str)
+        sound = sound and (expires_at is None or isfinite(expires_at))
         message.client_id.encode()
         property_block(message.properties, Place.PUBLISH)
         check_topic_name(message.topic_name)
-    except (AttributeError, TypeError, ValueError, KeyError) as error:
+    except (AttributeError, TypeError, ValueError, KeyError, OverflowError) as error:
         raise _rubbish(method, value, "Message") from error
     if not sound:
         raise _rubbish(method, value, "Message")
+    message.changed()
     return message
 
 

@@ -9,7 +9,14 @@ from typing import Any
 
 from broker.packet.enums import Version
 from broker.packet.packets import NO_PROPERTIES, Properties, PropertyBlock
-from broker.packet.properties import block_size, properties_size, publish_block, text_size, travelling
+from broker.packet.properties import (
+    PropertyBlocks,
+    block_size,
+    properties_size,
+    publish_block,
+    text_size,
+    travelling,
+)
 from broker.packet.wire import TopicNames, string_bytes, varint_bytes
 
 __all__ = ["Message", "encode_publish", "text_size", "travelling"]
@@ -103,9 +110,10 @@ class Message:
     @property
     def wire(self) -> bytes:
         """Its 5.0 properties on the wire, without their length and without Message Expiry Interval."""
-        if self.block is None:
-            self.block = publish_block(self.properties)
-        return self.block.wire
+        block = self.block or publish_block(self.properties)
+        if len(block.wire) <= PropertyBlocks.LONGEST:  # else it would be kept and counted by nobody
+            self.block = block
+        return block.wire
 
     def expire_after(self, interval: int, now: float) -> None:
         """Its deadline, *interval* seconds from *now*: for a second from now that is what is left."""
@@ -137,6 +145,10 @@ class Message:
     def forget_frames(self) -> None:
         """Whoever could be sent the same bytes has them: what is in flight need not hold them twice."""
         self._frames = None
+
+    def changed(self) -> None:
+        """Fields were set in place: what was made of the old ones is forgotten."""
+        self._size, self._frames, self._left, self._ages_at = -1, None, None, 0.0
 
     def with_(self, **changes: Any) -> Message:
         """A copy with other fields and without caches; an unknown field raises AttributeError."""
@@ -185,7 +197,7 @@ class Message:
     def _make_frame(self, version: Version, qos: int, retain: bool) -> tuple[bytes, bytes]:
         topic, payload, block = ENCODED_TOPICS[self.topic_name], self.payload, b""
         if version is MQTT_5:
-            block = self._sent_properties() if self.properties else b"\0"
+            block = self._sent_properties() if self.properties or self._left is not None else b"\0"
         first = _FIRST_BYTES[qos << 1 | retain]
         if qos == 0:
             length = varint_bytes(len(topic) + len(block) + len(payload))

@@ -30,6 +30,15 @@ class _NoProperties(dict[str, Any]):
     def __setitem__(self, name: str, value: Any) -> NoReturn:
         raise TypeError("NO_PROPERTIES stays empty")
 
+    def update(self, *others: Any, **more: Any) -> NoReturn:
+        raise TypeError("NO_PROPERTIES stays empty")
+
+    def setdefault(self, name: str, default: Any = None) -> NoReturn:
+        raise TypeError("NO_PROPERTIES stays empty")
+
+    def __ior__(self, other: Any) -> NoReturn:  # type: ignore[misc]
+        raise TypeError("NO_PROPERTIES stays empty")
+
 
 NO_PROPERTIES: Properties = _NoProperties()
 

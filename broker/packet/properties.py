@@ -288,6 +288,8 @@ def block_size(block: PropertyBlock) -> int:
     """About the bytes that its properties take in a message; counted once."""
     if block.size < 0:
         block.size = properties_size(block.travels)
+        if len(block.wire) > PropertyBlocks.LONGEST:  # no other message shares it
+            block.size += len(block.wire) + len(block.head)
     return block.size
 
 

@@ -29,8 +29,8 @@ class Poll:
         self.loop = loop
         self.peer = peer
         self.linger = linger
-        self.epoll = select.epoll()
         self._connections: list[EpollConnection | None] = []  # by descriptor: those are small and dense
+        self.epoll = select.epoll()
         self._count = 0
         self._wanted = True
         loop.add_reader(self.epoll.fileno(), self._turn)

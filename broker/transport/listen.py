@@ -194,11 +194,11 @@ class SocketListener:
             self._sockets = await self._bind()
             for sock in self._sockets:
                 sock.listen(self._options.backlog)
+            if self._by_epoll:
+                self._poll = Poll(asyncio.get_running_loop(), self._peer, self._options.linger)
         except OSError as error:
             await self.stop()
             raise OSError(error.errno, f"cannot listen on {self.url}: {error.strerror or error}") from error
-        if self._by_epoll:
-            self._poll = Poll(asyncio.get_running_loop(), self._peer, self._options.linger)
         for sock in self._sockets:
             self._watch(sock)
 

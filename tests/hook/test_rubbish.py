@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,10 @@ RUBBISH_MESSAGES = [
     lambda message: message.with_(expires_at="soon"),
     lambda message: message.with_(properties={"user_property": [("k", "x\0")]}),
     lambda message: None,
+    lambda message: message.with_(qos=Decimal(1)),
+    lambda message: message.with_(retain=1.0),
+    lambda message: message.with_(expires_at=float("inf")),
+    lambda message: message.with_(expires_at=10**400),
 ]
 RUBBISH = {ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, ReasonCode.TOPIC_NAME_INVALID}
 NO = ReasonCode.NOT_AUTHORIZED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import copy, deepcopy
 from dataclasses import replace
 from pickle import dumps, loads
@@ -18,7 +18,7 @@ from broker.packet.codec import decode, encode
 from broker.packet.enums import Version
 from broker.packet.message import Message, encode_publish, numbered_packets, retained_packets
 from broker.packet.packets import NO_PROPERTIES, Publish
-from broker.packet.properties import PropertyBlocks, copied
+from broker.packet.properties import PropertyBlocks, copied, publish_block
 from broker.packet.wire import read_varint
 from tests.packet import strategies as make
 
@@ -305,3 +305,54 @@ def test_bare_keeps_what_is_on_the_wire() -> None:
     message = Message("t", properties={"content_type": "x"})
     assert message.wire == message.bare().wire and message.bare().block is message.block
     assert message.with_(properties={"content_type": "y"}).wire != message.wire
+
+
+# ---- what is made of fields that change
+
+
+def test_a_message_that_expires_says_so_without_any_property() -> None:
+    message = Message("t", b"x", expires_at=105.0)
+    left = message.count_down(100.0)
+    assert left == 5
+    alone = encode_publish(message, V5, 0, False, message_expiry_interval=left)
+    assert message.frame(V5, 0, False)[0] == alone and b"\x02\0\0\0\5" in alone
+
+
+def test_what_was_made_of_old_fields_is_forgotten() -> None:
+    message = Message("t", b"x")
+    message.expire_after(60, 100.0)
+    before = message.frame(V5, 0, False), message.size
+    message.payload, message.expires_at = b"x" * 1000, 105.0
+    message.changed()
+    assert message.count_down(100.0) == 5
+    assert message.size == before[1] + 999
+    assert message.frame(V5, 0, False)[0] == encode_publish(message, V5, 0, False, message_expiry_interval=5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda empty: empty.update(a=1),
+        lambda empty: empty.update({"a": 1}),
+        lambda empty: empty.setdefault("a", 1),
+        lambda empty: empty.__ior__({"a": 1}),
+        lambda empty: empty.__setitem__("a", 1),
+    ],
+)
+def test_no_properties_stay_none(change: Callable[[Any], object]) -> None:
+    """All messages without properties share the mapping: one hook must not give them all its own."""
+    with pytest.raises(TypeError, match="stays empty"):
+        change(Message("t").properties)
+    assert NO_PROPERTIES == {}
+
+
+def test_a_long_block_is_counted_as_often_as_it_is_held() -> None:
+    """Nobody shares it; a message that is not published by a client keeps none."""
+    long = {"correlation_data": b"x" * 60_000}
+    block = publish_block(long)
+    mine = Message("t", properties=long)
+    mine.block = block
+    assert mine.size > len(block.wire) + len(block.head) + 60_000
+    program = Message("t", properties=long)
+    size = program.size
+    assert len(program.wire) > 60_000 and program.block is None and program.size == size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -10,15 +11,18 @@ import select
 import socket
 import struct
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker.errors import ConfigError
+from broker.transport import epoll
 from broker.transport.base import CHUNK, Connection, TransportOptions
 from broker.transport.epoll import TURN, EpollConnection, Poll
 from broker.transport.listen import listen
 from broker.transport.tcp import TcpConnection
+from tests.peer import run_async
 from tests.transport.sockets import FOREVER, read_size, receive, run, send, serving, turns
 
 pytestmark = pytest.mark.skipif(not hasattr(select, "epoll"), reason="epoll is Linux's")
@@ -284,3 +288,24 @@ async def test_a_socket_that_another_process_has_too_is_not_watched_after_its_en
             await turns()
             assert poll.epoll.poll(0) == []
         os.close(inherited)
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "unix"])
+@run_async
+async def test_without_a_descriptor_for_the_epoll_nothing_stays_open(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full:
+        def epoll(self) -> None:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    place = tmp_path / "socket"
+    url = f"unix:{place}" if scheme == "unix" else "tcp://127.0.0.1:0"
+    listener = listen(url, TransportOptions(engine="epoll"), lambda _: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(epoll, "select", Full())
+        with pytest.raises(OSError, match=r"cannot listen on .*Too many open files"):
+            await listener.start()
+    assert not listener._sockets and not place.exists()  # type: ignore[attr-defined]
+    await listener.start()
+    await listener.stop()
