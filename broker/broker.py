@@ -100,7 +100,8 @@ class Broker:
         """
         if self._connections.open:
             raise BrokerError("the broker is started already")
-        self._connections.open, self._stop = True, None
+        self._connections.begin()
+        self._stop = None
         self._stopping = asyncio.Event()
         self._core.stats.started_at = self._core.clock()
         try:

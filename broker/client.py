@@ -65,8 +65,8 @@ def no_lane(client: Client, data: bytes) -> bytes:
 class Client:
     """One connection that speaks MQTT.
 
-    `read_loop` alone decodes and runs handlers, one packet after the other. Whatever is to be sent
-    goes into `outbound`, whose `write_loop` alone writes; nothing that sends ever waits. While the
+    What arrives is offered to the fast lane; `read_loop` alone decodes the rest and runs handlers, one packet
+    after the other. Whatever is to be sent goes into `outbound`; nothing that sends ever waits. While the
     socket takes no more, QoS 0 is dropped and counted when `full`, QoS 1 and 2 stay in the session,
     and control packets are taken; a client that leaves too many of those unread is not read.
     """
@@ -98,7 +98,7 @@ class Client:
         self.accepted_at = self.last_packet_at = terms.clock()
         self.partial_since: float | None = None
         self._partial_counted = 0  # bytes of an unfinished packet, in the budget
-        strict = terms.protocol.disallowed_code_points == "reject"
+        strict = terms.names.strict
         self.reader = PacketReader(terms.limits.maximum_packet_size, strict, terms.names)
         self.version = Version.MQTT_5
         self.info = ClientInfo(

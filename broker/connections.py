@@ -16,6 +16,7 @@ from broker.handle.disconnect import serve_client
 from broker.handle.dispatch import dispatcher
 from broker.handle.publish import check_publish_topic, not_stored
 from broker.lane.lane import Lane
+from broker.outbound import Flusher
 from broker.packet.reader import TopicNames
 from broker.transport.base import Connection
 
@@ -41,6 +42,10 @@ class Connections:
         """As they are now: some may go while the caller looks at others."""
         return iter(tuple(self._tasks))
 
+    def begin(self) -> None:
+        """Accept clients. A Flusher that another loop left behind would wait for that loop."""
+        self.open, self._terms.flusher = True, Flusher()
+
     def task(self, client: Client) -> asyncio.Task[bool] | None:
         """The one that serves *client* at the moment."""
         return self._tasks.get(client)
@@ -54,7 +59,7 @@ class Connections:
         core, capacity = self._core, self._core.config.capacity
         core.stats.connections += 1
         client = Client(connection, self._terms)
-        host = client.info.address.rpartition(":")[0]
+        host = _host(client)
         most = capacity.maximum_connections_per_address
         too_many = len(self._tasks) >= capacity.maximum_connections + OVERFLOW
         if too_many or (most and host and self._addresses[host] >= most) or not self.open:
@@ -88,19 +93,19 @@ class Connections:
         if not data or hooks.need_task:
             self._spawn(client, work)
             return
-        hooks.in_place = True
+        before, hooks.in_place = hooks.in_place, True
         try:
             waits_for = work.send(None)
         except StopIteration as done:
             if not done.value:
                 self._forget(client)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             self._failed(client, error)
         else:
             task = self._spawn(client, Rest(work, waits_for))
             client.task = None if client.over else task
         finally:
-            hooks.in_place = False
+            hooks.in_place = before
 
     def _spawn(self, client: Client, work: Coroutine[Any, Any, bool]) -> asyncio.Task[bool]:
         task = self._tasks[client] = asyncio.create_task(work)
@@ -123,7 +128,7 @@ class Connections:
     def _forget(self, client: Client) -> None:
         del self._tasks[client]
         self._core.budget.give(_cost(client))
-        host = client.info.address.rpartition(":")[0]
+        host = _host(client)
         self._addresses[host] -= 1
         if not self._addresses[host]:
             del self._addresses[host]
@@ -150,6 +155,11 @@ class Rest(Coroutine[Any, Any, bool]):
 
     def __await__(self) -> Any:
         return self._work.__await__()
+
+
+def _host(client: Client) -> str:
+    """The address of its peer, without the port; empty for other than TCP."""
+    return client.info.address.rpartition(":")[0]
 
 
 def _cost(client: Client) -> int:

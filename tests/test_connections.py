@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from broker import Broker, HookBase, Version
+from broker import Broker, Capacity, Config, HookBase, Version
 from broker.client import Client
 from broker.errors import MqttError
+from broker.handle import dispatch
 from broker.hook.base import ClientInfo
 from broker.outbound import NO_PACKETS
 from broker.packet.codec import encode
-from broker.packet.packets import Connect, Disconnect, Publish
+from broker.packet.packets import Connect, Disconnect, Publish, Subscribe, SubscribeRequest
 from broker.session.inflight import NO_DELIVERIES, NO_ENTRIES, NO_HELD
 from tests.peer import Peer, memory_broker, run_async, settle
 from tests.wire import Wire, until
@@ -192,3 +193,64 @@ def test_what_hooks_keep_with_a_connection() -> None:
     assert info.attributes == {"mine": 7} and info.user_properties == [("a", "b")]
     info.user_properties = []
     assert info.user_properties == [] and ClientInfo("d").attributes == {}
+
+
+class Cancelled(HookBase):
+    """Asks a future that was cancelled: what it raises is no cancellation of ours."""
+
+    def can_read(self, client_id: str, topic_name: str) -> bool:
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        future.cancel()
+        return future.result()
+
+
+@run_async
+async def test_a_plain_hook_that_lets_a_cancellation_out_has_failed() -> None:
+    async with memory_broker(hooks=[Cancelled()]) as broker:
+        subscriber, publisher = Peer(broker), Peer(broker)
+        await subscriber.connect("s")
+        await subscriber.subscribe("t")
+        await publisher.connect("p")
+        assert await publisher.publish("t", b"x", qos=1) == 0, "the publisher has nothing to do with it"
+        await subscriber.expect_nothing()
+        assert broker.stats.dropped == {"not_authorized": 1}
+
+
+@run_async
+async def test_a_cancellation_from_anywhere_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def cancelled(*_: Any) -> None:
+        raise asyncio.CancelledError
+
+    async with memory_broker() as broker:
+        peer = Peer(broker)
+        await peer.connect("c")
+        monkeypatch.setitem(dispatch.HANDLERS, Subscribe, cancelled)
+        peer.send(Subscribe(1, [SubscribeRequest("t")]))
+        await until(lambda: not len(broker._connections))
+        await settle(broker, "c")
+    assert broker._core.budget.used == 0
+
+
+def test_what_another_loop_left_to_be_flushed_does_not_hold_up_the_next() -> None:
+    broker = memory_broker(Config(capacity=Capacity(sweep_interval=0)))
+    first = asyncio.new_event_loop()
+
+    async def begin() -> None:
+        await broker.start()
+        await Peer(broker).connect("c")
+
+    def end_in_the_middle() -> None:
+        broker._core.clients["c"].outbound.put(b"\xd0\0")
+        first.stop()
+
+    first.run_until_complete(begin())
+    first.call_soon(end_in_the_middle)
+    first.run_forever()
+    first.close()
+
+    async def again() -> None:
+        await broker.stop()
+        async with broker:
+            assert (await Peer(broker).connect("d")).reason_code == 0
+
+    asyncio.run(again())

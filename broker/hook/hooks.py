@@ -198,7 +198,7 @@ class Hooks:
             try:
                 changed = method.call(client_id, message)
                 message = message if changed is message else _sound(method, changed)
-            except Exception:
+            except (Exception, asyncio.CancelledError):  # nobody cancels a plain call
                 _failed(method)
                 return None
         return message
@@ -211,7 +211,7 @@ class Hooks:
             try:
                 if method.call(client_id, topic_name) is not True:
                     return False
-            except Exception:
+            except (Exception, asyncio.CancelledError):
                 _failed(method)
                 return False
         return True
@@ -349,7 +349,7 @@ def _tell_now(methods: tuple[Method, ...], *args: Any) -> None:
             if inspect.iscoroutine(result := method.call(*args)):
                 result.close()
                 raise TypeError(f"{method.event} is told by a plain call, and waits for nothing")
-        except Exception:
+        except (Exception, asyncio.CancelledError):
             _failed(method)
 
 

@@ -10,6 +10,8 @@ from broker.packet.enums import Version
 from broker.session.session import Session
 from broker.topic.subscription import Subscription
 
+TOGETHER = 200_000  # QoS 1 packets that are numbered at a time, one for each member: six milliseconds about
+
 
 class Member:
     """A session, the connection that it had then, and what was collected for it of one read."""
@@ -28,7 +30,7 @@ class Member:
     def ready(self) -> bool:
         """Whether a packet may be put into its outbound without asking anybody."""
         session, outbound = self.session, self.outbound
-        return session.link is self.link and not (outbound.blocked or session.queued_qos_0)
+        return session.link is self.link and not (outbound.blocked or outbound.corked or session.queued_qos_0)
 
     def hand_over(self) -> None:
         """The QoS 0 packets that were collected are to be sent; whoever collected them counts them."""
@@ -72,7 +74,7 @@ class Audience1:
     not matter which of them is served first.
     """
 
-    __slots__ = ("alone", "heads", "lowered", "members", "numbered", "room", "tails")
+    __slots__ = ("alone", "heads", "lowered", "members", "numbered", "opened", "room", "tails")
 
     def __init__(self, members: Iterable[tuple[Member, int]]) -> None:
         pairs = tuple(members)
@@ -83,6 +85,7 @@ class Audience1:
         self.heads: list[bytes] = []  # of packets, up to the identifier
         self.tails: list[bytes] = []  # what is behind it
         self.room = 0  # for more of them
+        self.opened = False
 
     def opens(self, size: int, free: int, overhead: int) -> bool:
         """Whether packets of a read, *size* bytes at most, may be collected now.
@@ -95,6 +98,7 @@ class Audience1:
         room = size
         if self.numbered:
             room = (free // len(self.numbered) - size) // (overhead or 1)
+            room = min(room, max(1, TOGETHER // len(self.numbered)))
             for member in self.numbered:
                 room = min(room, member.room(size))
         self.room = room

@@ -11,10 +11,10 @@ from functools import cache
 
 from broker.packet.message import ENCODED_TOPICS
 from broker.packet.wire import varint_bytes
+from broker.session.inflight import LAST_IDENTIFIER
 
 FEW = 8  # packets: as many must be left in a read for a run to be looked for
 GALLOP = (16, 256)  # so many are looked at first, then all: a run that ends early costs little
-LAST_IDENTIFIER = 65535
 SHORT = 16 * 1024  # bytes: a packet of more is not for us
 
 
@@ -60,14 +60,13 @@ def acknowledgements(first_byte: int) -> bytes:
 
 
 class Stretch:
-    """PUBLISH packets of QoS 1 without properties: *heads* end before identifiers, *tails* begin after."""
+    """PUBLISH packets of QoS 1: *heads* end before the identifiers, *tails* begin after them."""
 
-    __slots__ = ("_heads", "_other", "_tails", "client_id", "count", "five")
+    __slots__ = ("_heads", "_tails", "client_id", "count", "five")
 
     def __init__(self, heads: list[bytes], tails: list[bytes], five: bool, client_id: str) -> None:
         self._heads = heads
         self._tails = tails
-        self._other: list[bytes] | None = None  # the same for the other version
         self.count = len(heads)
         self.five = five
         self.client_id = client_id
@@ -123,6 +122,22 @@ class Run:
         return bytes(out)
 
 
+def bounds(data: bytes, at: int) -> tuple[int, int]:
+    """Where the body of the packet at *at* begins and ends; an end of 0: its length is not there or not ours.
+
+    It may end behind *data*. A length of more than two bytes, or one that is longer than needed, is not ours.
+    """
+    left = len(data) - at
+    if left < 2:
+        return 0, 0
+    length, start = data[at + 1], at + 2
+    if length > 0x7F:
+        if left < 3 or not 0 < data[at + 2] < 0x80:
+            return 0, 0
+        length, start = length & 0x7F | data[at + 2] << 7, at + 3
+    return start, start + length
+
+
 def rewrite(stretch: bytes, five: bool, qos: int, to_five: bool, to_qos: int) -> bytes:
     """PUBLISH packets of one version and QoS as those of another; *to_qos* is *qos* or 0.
 
@@ -130,10 +145,7 @@ def rewrite(stretch: bytes, five: bool, qos: int, to_five: bool, to_qos: int) ->
     """
     out, at, first_byte = bytearray(), 0, bytes((0x30 | to_qos << 1,))
     while at < len(stretch):
-        length, start = stretch[at + 1], at + 2
-        if length > 0x7F:
-            length, start = length & 0x7F | stretch[at + 2] << 7, at + 3
-        at = start + length
+        start, at = bounds(stretch, at)
         topic_end = start + 2 + (stretch[start] << 8 | stretch[start + 1])
         block_at = topic_end + 2 * qos
         payload_at = block_at + 1 + stretch[block_at] if five else block_at
@@ -154,23 +166,20 @@ def rewrite_aliases(
     """
     out: list[bytes] = []
     at, size = 0, len(data)
-    while at + 5 < size and data[at] in (0x30, 0x32):
-        length, start = data[at + 1], at + 2
-        if length > 0x7F:
-            if not 0 < data[at + 2] < 0x80:
-                break
-            length, start = length & 0x7F | data[at + 2] << 7, at + 3
-        end = start + length
+    most = 2 * size + SHORT  # bytes: a long name takes a thousand times what stands for it
+    while at + 5 < size and most > 0 and data[at] in (0x30, 0x32):
+        start, end = bounds(data, at)
         block_at = start + 2 + (data[at] & 2)
         if end > size or block_at >= end or data[start] or data[start + 1]:
             break
         block_end = block_at + 1 + data[block_at]
         alias, block = look(data[block_at:block_end])
         name = names.get(alias)
-        if name is None or block_end > end or length + 4 * len(name) > SHORT:
+        if name is None or block_end > end or end - start + 4 * len(name) > SHORT:
             break
         body = b"".join((ENCODED_TOPICS[name], data[start + 2 : block_at], block, data[block_end:end]))
         out += (data[at : at + 1], varint_bytes(len(body)), body)
+        most -= len(body)
         at = end
     return b"".join(out), at
 
@@ -200,14 +209,7 @@ def count_same(data: bytes, at: int, expected: bytes, place: int) -> int:
 
 def is_begun(data: bytes, at: int) -> bool:
     """Whether a short packet of a kind that this lane takes stands at *at*, and its end is not there yet."""
-    left = len(data) - at
-    if data[at] not in (0x30, 0x32, 0x40) or left < 2:
-        return left < 2
-    length, start = data[at + 1], 2
-    if length > 0x7F:
-        if left < 3:
-            return True
-        if not 0 < data[at + 2] < 0x80:
-            return False
-        length, start = length & 0x7F | data[at + 2] << 7, 3
-    return left < start + length
+    if data[at] not in (0x30, 0x32, 0x40):
+        return len(data) - at < 2
+    _, end = bounds(data, at)
+    return end > len(data) if end else len(data) - at < 2 or (len(data) - at == 2 and data[at + 1] > 0x7F)

@@ -261,7 +261,7 @@ class Inflight:
         return self._last + 1
 
     def add_run(self, run: SentRun) -> None:
-        """*run* was sent now, with identifiers from `unused`."""
+        """*run* was sent now, with identifiers from `next_unused`."""
         if self.runs is None:
             self.runs = deque()
         self.runs.append(run)

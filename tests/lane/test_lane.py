@@ -12,6 +12,7 @@ from broker import Broker, Capacity, Config, HookBase, Limits, Protocol
 from broker.client import no_lane
 from broker.errors import MqttError
 from broker.lane import lane as fast
+from broker.lane.audience import TOGETHER
 from broker.packet.codec import encode
 from broker.packet.enums import Version
 from broker.packet.message import Message
@@ -168,6 +169,21 @@ async def test_a_long_beginning_is_the_reader_s() -> None:
         assert take(broker, "p", data[20_000:]) == data[20_000:]
 
 
+@pytest.mark.parametrize("why", ["blocked", "corked"])
+@pytest.mark.parametrize("qos", [0, 1])
+@run_async
+async def test_a_member_that_takes_nothing_is_the_readable_lane_s(why: str, qos: int) -> None:
+    """It counts what waits for a socket or for a commit, and drops what is too much."""
+    async with memory_broker(by_hand()) as broker:
+        await joined(broker, "s", "t", qos=1)
+        await joined(broker, "p")
+        outbound = broker.clients["s"].outbound
+        outbound.blocked, outbound._corked = why == "blocked", 10**9 * (why == "corked")
+        assert take(broker, "p", publishes("t", qos=qos)) == publishes("t", qos=qos)
+        outbound.blocked, outbound._corked = False, 0
+        assert take(broker, "p", publishes("t", qos=qos)) == b""
+
+
 @pytest.mark.parametrize("why", ["memory is short", "it does not read its answers", "it is ending"])
 @run_async
 async def test_it_steps_aside(why: str) -> None:
@@ -305,6 +321,20 @@ async def test_what_waits_goes_first() -> None:
         session.queued_qos_0 = 0
 
 
+@pytest.mark.parametrize("qos", [0, 1])
+@run_async
+async def test_copies_for_two_subscriptions_come_one_after_the_other(qos: int) -> None:
+    config = Config(capacity=BY_HAND, protocol=Protocol(overlap="per_subscription"))
+    async with memory_broker(config) as broker:
+        subscriber, publisher = Peer(broker), Peer(broker)
+        await subscriber.connect("s")
+        await subscriber.subscribe("t", "#", qos=1)
+        await publisher.connect("p")
+        publisher.send(*(Publish("t", b"%d" % n, qos, packet_id=qos * (n + 1)) for n in range(4)))
+        payloads = [(await subscriber.expect(Publish)).payload for _ in range(8)]
+        assert payloads == [b"0", b"0", b"1", b"1", b"2", b"2", b"3", b"3"]
+
+
 @run_async
 async def test_identifiers_of_qos_2_messages_are_looked_at_by_others() -> None:
     async with memory_broker(by_hand()) as broker:
@@ -440,6 +470,24 @@ async def test_what_it_takes_keeps_the_connection_alive() -> None:
 
 
 @run_async
+async def test_a_packet_of_another_kind_has_its_time_too() -> None:
+    """A SUBSCRIBE that comes byte by byte: each look at it is not a new beginning."""
+    clock = Clock()
+    async with memory_broker(by_hand(partial_packet_timeout=30), clock=clock) as broker:
+        peer = Peer(broker)
+        await peer.connect("p")
+        peer.send_raw(b"\x82\x50")
+        began = clock.now
+        while "p" in broker.clients and clock.now < began + 100:
+            await turns()
+            await broker.sweep()
+            clock.now += 5
+            peer.send_raw(b"\0")
+            await turns()
+        assert clock.now == began + 35, "30 seconds, and the step in which it is seen"
+
+
+@run_async
 async def test_a_beginning_without_an_end_has_its_time() -> None:
     clock = Clock()
     async with memory_broker(by_hand(partial_packet_timeout=30), clock=clock) as broker:
@@ -477,7 +525,7 @@ async def test_one_read_for_many_is_left_after_a_while(mixed: bool) -> None:
         sent = broker.stats.publish_sent
         rest = take(broker, "p", data)
         assert len(data) > len(rest) > 0
-        assert fast.MOST <= broker.stats.publish_sent - sent <= fast.MOST + 50
+        assert 0.9 * fast.MOST <= broker.stats.publish_sent - sent <= fast.MOST + 50
 
 
 @pytest.mark.parametrize("qos", [0, 1])
@@ -543,6 +591,42 @@ async def test_no_more_than_the_byte_budget_has() -> None:
             take(broker, "p", publishes(*["t"] * 100, qos=1))
             assert budget.used <= budget.maximum, number
         assert budget.low
+
+
+@pytest.mark.parametrize(
+    "last", [b"\x32\x06\0\1t\0\0\0", b"\x32\x0b\0\1t\0\7\x05\x03\0\2xy"], ids=["identifier 0", "properties"]
+)
+@run_async
+async def test_a_run_that_is_none_is_looked_for_once(last: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one read of equal packets with another one at its end takes seconds."""
+    looks: list[int] = []
+    look = fast.count_equal
+
+    def counting(*place: Any) -> int:
+        looks.append(1)
+        return look(*place)
+
+    monkeypatch.setattr(fast, "count_equal", counting)
+    async with memory_broker(by_hand()) as broker:
+        await joined(broker, "s", "t", qos=1)
+        await joined(broker, "p")
+        same = encode(Publish("t", b"" if len(last) == 8 else b"12345", 1, packet_id=7), V5)
+        assert len(same) == len(last)
+        assert take(broker, "p", same * 5000 + last) in (b"", last)
+    assert len(looks) <= 3
+
+
+@run_async
+async def test_many_members_get_their_own_numbers_little_by_little() -> None:
+    async with memory_broker(by_hand()) as broker:
+        for number in range(40):
+            await joined(broker, f"s{number}", "t", qos=1)
+            broker._core.sessions.get(f"s{number}").inflight._last = 100 * number  # type: ignore[union-attr]
+        await joined(broker, "p")
+        data = publishes(*["t"] * 7000, qos=1)
+        sent = broker.stats.publish_sent
+        assert len(data) > len(take(broker, "p", data)) > 0
+        assert TOGETHER <= broker.stats.publish_sent - sent <= TOGETHER + 2 * 40
 
 
 # ---- identifiers

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.lane.runs import Run, Stretch, acknowledgements, count_equal, rewrite
+from broker.lane.runs import (
+    SHORT,
+    Run,
+    Stretch,
+    acknowledgements,
+    bounds,
+    count_equal,
+    is_begun,
+    rewrite,
+    rewrite_aliases,
+)
 from broker.packet.codec import encode
 from broker.packet.enums import Version
 from broker.packet.packets import Puback, Publish
@@ -125,3 +135,47 @@ def test_every_acknowledgement_stands_where_its_number_says() -> None:
     assert len(table) == 4 * 65536
     for number in (1, 2, 255, 256, 65535):
         assert table[4 * number : 4 * number + 4] == encode(Puback(number), V3)
+
+
+def test_aliases_of_long_names_are_rewritten_little_by_little() -> None:
+    """A thousand bytes must not become a million."""
+    data = b"\x30\x08\0\0\x03\x23\0\1xy" * 1000
+    packets, end = rewrite_aliases(data, {1: "n" * 4000}, lambda raw: (1, b"\0"))
+    assert 0 < end < len(data)
+    assert len(packets) < 2 * len(data) + SHORT + 4100
+    again, _ = rewrite_aliases(data[end:], {1: "n" * 4000}, lambda raw: (1, b"\0"))
+    assert again == packets
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (b"", (0, 0)),
+        (b"\x30", (0, 0)),
+        (b"\x30\5", (2, 7)),
+        (b"\x30\x80", (0, 0)),
+        (b"\x30\x80\0", (0, 0)),
+        (b"\x30\x80\1", (3, 131)),
+        (b"\x30\xff\x7f", (3, 3 + 16_383)),
+        (b"\x30\x80\x80\1", (0, 0)),
+    ],
+)
+def test_bounds(data: bytes, found: tuple[int, int]) -> None:
+    assert bounds(data, 0) == found
+    start, end = bounds(b"--" + data, 2)
+    assert (start, end) == (found[0] + 2 if found[1] else 0, found[1] + 2 if found[1] else 0)
+
+
+@pytest.mark.parametrize("kind", [0x30, 0x32, 0x40, 0x31, 0x82])
+def test_what_has_begun(kind: int) -> None:
+    """Whatever the length of a packet of ours, every beginning of it is one."""
+    for size in (0, 1, 5, 127, 128, 300):
+        head = bytes((kind, size)) if size < 128 else bytes((kind, size & 0x7F | 0x80, size >> 7))
+        packet = head + bytes(size)
+        ours = kind in (0x30, 0x32, 0x40)
+        for at in range(1, len(packet)):
+            assert is_begun(packet[:at], 0) is (ours or at == 1), (size, at)
+        assert not is_begun(packet, 0) and not is_begun(packet * 2, 0)
+        assert is_begun(packet + packet[:1], len(packet))
+    assert not is_begun(bytes((kind, 0x80, 0)), 0)
+    assert not is_begun(bytes((kind, 0x80, 0x80)), 0)
