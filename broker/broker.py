@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from types import MappingProxyType, TracebackType
 from typing import Any
 
@@ -345,9 +346,9 @@ class Broker:
         self._core.tree.subscribe(local, subscription)
         self._locals.add(local)
         if retained and not share_name:
-            for message in (*self._sys_messages(bare), *self._core.retained.find(bare, self._core.clock())):
-                if message is not None:
-                    local.deliver(message, subscription)
+            found = self._core.retained.stretches(bare, self._core.clock())
+            for message in chain(self._sys_messages(bare), *found):
+                local.deliver(message, subscription)
         return local
 
     def _unsubscribe_local(self, subscriber: LocalSubscription, topic_filter: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from itertools import chain
 from typing import Any
 from unittest.mock import patch
 
@@ -259,7 +260,7 @@ async def test_what_is_kept_has_no_encoded_frames() -> None:
                 await peer.connect(f"{version}-{qos}")
                 await peer.subscribe("a/#", qos=qos)
                 assert [(await peer.expect(Publish)).qos for _ in range(3)] == [qos] * 3
-        stored = [each for each in broker._core.retained.find("#", 0) if each is not None]
+        stored = [*chain.from_iterable(broker._core.retained.stretches("#", 0))]
         waiting = [delivery.message for delivery in away.queue]
         assert len(stored) == len(waiting) == 3
         assert [each._frames for each in stored + waiting] == [None] * 6

@@ -25,17 +25,11 @@ class RetainedStore(Protocol):
     def delete(self, topic_name: str) -> None:
         """Forget the message of *topic_name*, if there is one."""
 
-    def find(self, topic_filter: str, now: float) -> Iterator[Message | None]:
-        """Every message that matches and has not expired by *now*; None after a stretch without a match.
-
-        A step costs little, whatever the filter, and it is safe against changes between two steps. A
-        message that was put after the call is not given: it reaches a subscriber as a live one.
-        """
-
     def stretches(self, topic_filter: str, now: float) -> Iterator[list[Message]]:
-        """As `find`, what stretches of about equal cost have brought; a list may be empty.
+        """All messages that match and have not expired by *now*, by stretches of the search; some have none.
 
-        Between two steps a message may be replaced or deleted: see `is_current`.
+        A step costs little, whatever the filter. Between two steps a message may be replaced or deleted: see
+        `is_current`. One that was put after the call is not given: it reaches a subscriber as a live one.
         """
 
     def is_current(self, message: Message) -> bool:

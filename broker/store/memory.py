@@ -156,17 +156,6 @@ class MemoryRetainedStore:
             self.size -= old[1].size
             self._budget.give(old[1].size + self._overhead)
 
-    def find(self, topic_filter: str, now: float) -> Iterator[Message | None]:
-        """Every match; see RetainedStore."""
-        return self._find(self.stretches(topic_filter, now))
-
-    def _find(self, stretches: Iterator[list[Message]]) -> Iterator[Message | None]:
-        for stretch in stretches:
-            for message in stretch:
-                if self.is_current(message):
-                    yield message
-            yield None
-
     def stretches(self, topic_filter: str, now: float) -> Iterator[list[Message]]:
         """See RetainedStore. What is changed from now on is left out: a subscriber has it as a live one."""
         return self._stretches(topic_filter, now, self._changes)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from broker import (
@@ -294,10 +295,10 @@ class Scene:
         assert tables == (0, [], {}, {}, {}), f"tables are not empty: {tables}"
         assert core.turns._waiting == {} and core.tree._held == {}
         for message in [
-            *core.retained.find("#", self.clock.now),
-            *core.retained.find("$SYS/#", self.clock.now),
+            *chain.from_iterable(core.retained.stretches("#", self.clock.now)),
+            *chain.from_iterable(core.retained.stretches("$SYS/#", self.clock.now)),
         ]:
-            core.retained.delete(message.topic_name if message else "")
+            core.retained.delete(message.topic_name)
         assert len(core.retained) == 0 and core.retained.size == 0
         assert core.budget.used == 0, f"{core.budget.used} bytes of the budget are lost"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -200,9 +201,9 @@ class RestartLaw(RuleBasedStateMachine):
     @connected
     @rule(number=CONNECTED, qos=st.integers(1, 2))
     def deliver_retained(self, number: int, qos: int) -> None:
-        for message in self.world.core.retained.find("#", self.world.clock()):
-            if message is not None:
-                self.session(number).deliver_retained(message, qos, (3,))
+        retained = self.world.core.retained
+        for message in chain.from_iterable(retained.stretches("#", self.world.clock())):
+            self.session(number).deliver_retained(message, qos, (3,))
 
     @connected
     @rule(number=CONNECTED, which=st.integers(0, 5), code=st.sampled_from([0, 0, 0x80]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Coroutine
+from itertools import chain
 from typing import Any
 from unittest import mock
 
@@ -214,7 +215,7 @@ class World:
         core = self.core
         found: dict[str, Any] = {session.client_id: self.of_session(session) for session in core.sessions}
         now = self.clock()
-        retained = [self.of_message(one) for one in core.retained.find("#", now) if one is not None]
+        retained = [self.of_message(one) for one in chain.from_iterable(core.retained.stretches("#", now))]
         found["retained"] = sorted(retained, key=str), core.retained.size
         found["budget"] = core.budget.used
         return found
@@ -254,10 +255,9 @@ class World:
                 wanted[Table.SESSION] += 1
             if will is not None:
                 holds(will.message)
-        for message in self.core.retained.find("#", -1e9):
-            if message is not None:
-                wanted[Table.RETAINED] += 1
-                holds(message)
+        for message in chain.from_iterable(self.core.retained.stretches("#", -1e9)):
+            wanted[Table.RETAINED] += 1
+            holds(message)
         wanted[Table.MESSAGE] = len(holders)
         assert {table: len(rows) for table, rows in self.store.rows.items()} == wanted
         assert self.store.rows[Table.MESSAGE].keys() == holders.keys()

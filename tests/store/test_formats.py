@@ -20,7 +20,7 @@ from broker.store.sqlite import SqliteStore
 from tests.peer import Peer, memory_broker, run_async
 from tests.store.contents import FIXED, FORMATS, NOTED, PROPERTIES, as_found, found_in, write_fixed
 
-EVERY = range(1, FORMAT + 1)
+EVERY, NEXT = range(1, FORMAT + 1), FORMAT + 1
 
 
 @pytest.fixture(params=EVERY)
@@ -111,16 +111,17 @@ STEPS = (
 )
 
 
-def format_2(monkeypatch: pytest.MonkeyPatch, steps: tuple[str, ...] = STEPS) -> None:
+def next_format(monkeypatch: pytest.MonkeyPatch, steps: tuple[str, ...] = STEPS) -> None:
     blobs, values = schema.COLUMNS[Table.RETAINED]
     monkeypatch.setitem(schema.COLUMNS, Table.RETAINED, (blobs, (*values, "taken REAL")))
-    monkeypatch.setattr(sqlite, "FORMAT", 2)
-    monkeypatch.setitem(MIGRATIONS, 2, steps)
+    monkeypatch.setattr(sqlite, "FORMAT", NEXT)
+    monkeypatch.setitem(MIGRATIONS, NEXT, steps)
 
 
 @pytest.fixture
-def store_1(tmp_path: Path) -> Path:
-    return Path(shutil.copy(FORMATS / "1.db", tmp_path / "store.db"))
+def newest(tmp_path: Path) -> Path:
+    """A store in the format of today."""
+    return Path(shutil.copy(FORMATS / f"{FORMAT}.db", tmp_path / "store.db"))
 
 
 def version_of(path: Path) -> int:
@@ -128,55 +129,55 @@ def version_of(path: Path) -> int:
         return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
-@pytest.mark.skipif(FORMAT > 1, reason="the next one is format 2 as long as this is 1")
-def test_the_next_format(store_1: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    format_2(monkeypatch)
+def test_the_next_format(newest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    next_format(monkeypatch)
     for _ in range(2):  # the second time there is nothing to be done
-        store = SqliteStore(str(store_1))
+        store = SqliteStore(str(newest))
         store.open()
         rows = dict(store.read(Table.RETAINED))
         store.close()
         fixed = FIXED[Table.RETAINED].items()
         assert rows == {number: Row((*row.values, number * 2.0)) for number, row in fixed}
-    assert version_of(store_1) == 2
+    assert version_of(newest) == NEXT
     monkeypatch.undo()
     with pytest.raises(StoreError) as caught:
-        SqliteStore(str(store_1)).open()
-    assert f"{store_1}: written by a newer pybroker (store format 2, this one knows 1)" in str(caught.value)
+        SqliteStore(str(newest)).open()
+    said = f"{newest}: written by a newer pybroker (store format {NEXT}, this one knows {FORMAT})"
+    assert said in str(caught.value)
     assert "store.path" in str(caught.value)
-    assert version_of(store_1) == 2
+    assert version_of(newest) == NEXT
 
 
 @pytest.mark.parametrize("before", range(len(STEPS) + 1))
 def test_a_migration_that_breaks_off_leaves_what_was(
-    store_1: Path, monkeypatch: pytest.MonkeyPatch, before: int
+    newest: Path, monkeypatch: pytest.MonkeyPatch, before: int
 ) -> None:
     """At each place between its statements."""
-    format_2(monkeypatch, (*STEPS[:before], "NO STATEMENT", *STEPS[before:]))
-    with pytest.raises(StoreError, match=re.escape(str(store_1))):
-        SqliteStore(str(store_1)).open()
+    next_format(monkeypatch, (*STEPS[:before], "NO STATEMENT", *STEPS[before:]))
+    with pytest.raises(StoreError, match=re.escape(str(newest))):
+        SqliteStore(str(newest)).open()
     monkeypatch.undo()
-    assert version_of(store_1) == 1
-    assert found_in(store_1) == as_found(FIXED)
-    store = SqliteStore(str(store_1))
+    assert version_of(newest) == FORMAT
+    assert found_in(newest) == as_found(FIXED)
+    store = SqliteStore(str(newest))
     store.open()
     store.close()
 
 
-def test_a_kill_in_a_migration_leaves_what_was(store_1: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_in_a_migration_leaves_what_was(newest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the files are at each moment of it: a commit that is not complete is none."""
-    format_2(monkeypatch)
+    next_format(monkeypatch)
     snapshots: list[Path] = []
 
     class Watched(sqlite3.Connection):
         def execute(self, sql: str, *parameters: object) -> sqlite3.Cursor:
             done = super().execute(sql, *parameters)  # type: ignore[arg-type]
             if self.in_transaction or sql == "COMMIT":
-                folder = store_1.parent / str(len(snapshots))
+                folder = newest.parent / str(len(snapshots))
                 folder.mkdir()
-                for file in store_1.parent.glob("store.db*"):
+                for file in newest.parent.glob("store.db*"):
                     shutil.copy(file, folder)
-                snapshots.append(folder / store_1.name)
+                snapshots.append(folder / newest.name)
             return done
 
     monkeypatch.setattr(
@@ -184,44 +185,44 @@ def test_a_kill_in_a_migration_leaves_what_was(store_1: Path, monkeypatch: pytes
         lambda path, mode="rwc": sqlite3.connect(f"file:{path}?mode={mode}", uri=True, isolation_level=None,
                                                  factory=Watched),
     )  # fmt: skip
-    store = SqliteStore(str(store_1))
+    store = SqliteStore(str(newest))
     store.open()
     store.close()
     monkeypatch.undo()
     assert len(snapshots) == len(STEPS) + 3  # and BEGIN, PRAGMA user_version, COMMIT
-    assert [version_of(path) for path in snapshots] == [1] * (len(STEPS) + 2) + [2]
+    assert [version_of(path) for path in snapshots] == [FORMAT] * (len(STEPS) + 2) + [NEXT]
     for path in snapshots[:-1]:
         assert found_in(path) == as_found(FIXED)
 
 
-@pytest.mark.parametrize("number", [FORMAT + 1, 999, 2**31 - 1])
-def test_a_newer_format_is_refused(store_1: Path, number: int) -> None:
-    with closing(sqlite3.connect(store_1)) as db:
+@pytest.mark.parametrize("number", [NEXT, 999, 2**31 - 1])
+def test_a_newer_format_is_refused(newest: Path, number: int) -> None:
+    with closing(sqlite3.connect(newest)) as db:
         db.execute(f"PRAGMA user_version = {number}")
         db.execute("DROP TABLE session")  # nothing is tried with it
         db.commit()
-    before = store_1.read_bytes()
+    before = newest.read_bytes()
     commands = {
-        "open": lambda: SqliteStore(str(store_1)).open(),
-        "verify": lambda: repair.verify(str(store_1)),
-        "dump": lambda: list(repair.dump(str(store_1))),
-        "compact": lambda: repair.compact(str(store_1)),
-        "salvage": lambda: repair.salvage(str(store_1), f"{store_1}.new"),
+        "open": lambda: SqliteStore(str(newest)).open(),
+        "verify": lambda: repair.verify(str(newest)),
+        "dump": lambda: list(repair.dump(str(newest))),
+        "compact": lambda: repair.compact(str(newest)),
+        "salvage": lambda: repair.salvage(str(newest), f"{newest}.new"),
     }
     for name, command in commands.items():
-        with pytest.raises(StoreError, match=f"{store_1}.* newer pybroker") as caught:
+        with pytest.raises(StoreError, match=f"{newest}.* newer pybroker") as caught:
             command()
         assert str(number) in str(caught.value), name
-    assert store_1.read_bytes() == before
-    assert not Path(f"{store_1}.new").exists()
+    assert newest.read_bytes() == before
+    assert not Path(f"{newest}.new").exists()
 
 
 @pytest.mark.parametrize("number", [0, -1])
-def test_a_format_that_never_was_is_damage(store_1: Path, number: int) -> None:
-    with closing(sqlite3.connect(store_1)) as db:
+def test_a_format_that_never_was_is_damage(newest: Path, number: int) -> None:
+    with closing(sqlite3.connect(newest)) as db:
         db.execute(f"PRAGMA user_version = {number}")
     with pytest.raises(StoreError, match=r"damaged .*salvage"):
-        SqliteStore(str(store_1)).open()
+        SqliteStore(str(newest)).open()
 
 
 def test_properties_are_those_of_a_publish() -> None:

@@ -34,8 +34,20 @@ def message(topic_name: str = "t", payload: bytes = b"x", expires_at: float | No
     return Message(topic_name, payload, 1, True, expires_at=expires_at)
 
 
+def walk(kept: RetainedStore, topic_filter: str, now: float) -> Iterator[Message | None]:
+    """As a subscriber is fed: what is still current, and None after each stretch of the search."""
+    stretches = kept.stretches(topic_filter, now)
+
+    def steps() -> Iterator[Message | None]:
+        for stretch in stretches:
+            yield from filter(kept.is_current, stretch)
+            yield None
+
+    return steps()
+
+
 def found(kept: RetainedStore, topic_filter: str = "#", now: float = 0) -> dict[str, bytes]:
-    messages = [each for each in kept.find(topic_filter, now) if each is not None]
+    messages = [each for each in walk(kept, topic_filter, now) if each is not None]
     by_name = {each.topic_name: each.payload for each in messages}
     assert len(by_name) == len(messages), "one message for each topic"
     return by_name
@@ -77,7 +89,7 @@ def test_what_is_stored_is_a_copy_without_cached_frames() -> None:
     live = Message("t", b"x" * 10, 2, True, {"content_type": "c"}, "publisher", 50.0)
     live.frame(Version.MQTT_5, 0, False)
     kept.put(live)
-    stored = next(kept.find("t", 0))
+    stored = next(walk(kept, "t", 0))
     assert stored is not None
     assert stored is not live and stored == live
     assert stored._frames is None, "thousands of stored messages must not carry their bytes twice"
@@ -231,7 +243,7 @@ def test_put_and_delete_leave_a_small_heap_too() -> None:
     assert kept.clean_expired(2e6) == 0
 
 
-# ---- find is lazy, and what is newer than its start is not given
+# ---- a walk is lazy, and what is newer than its start is not given
 
 
 def names(steps: Iterator[Message | None]) -> list[str]:
@@ -241,14 +253,14 @@ def names(steps: Iterator[Message | None]) -> list[str]:
 @pytest.mark.parametrize(
     ("topic_filter", "matches"), [("a/+", 3000), ("#", 3000), ("+/nowhere", 0), ("a/7", 1)]
 )
-def test_find_takes_a_small_step_at_a_time(topic_filter: str, matches: int) -> None:
+def test_a_walk_takes_a_small_step_at_a_time(topic_filter: str, matches: int) -> None:
     kept, _ = store(messages=3000)
     index: Any = CountedIndex()
     kept._index = index
     for number in range(3000):
         kept.put(message(f"a/{number}"))
     before = count = 0
-    steps = kept.find(topic_filter, 0)
+    steps = walk(kept, topic_filter, 0)
     assert index.looked_at == 0
     for each in steps:
         assert index.looked_at - before <= 256, "whatever the filter, nobody is held up for long"
@@ -261,18 +273,18 @@ def test_what_is_put_after_the_call_is_not_given() -> None:
     kept, _ = store()
     for name in ("a", "b", "c"):
         kept.put(message(name))
-    steps = kept.find("#", 0)
+    steps = walk(kept, "#", 0)
     kept.put(message("d"))  # before the first step already
     kept.put(message("b", b"newer"))
     assert names(steps) == ["a", "c"], "b and d reach a subscriber as live ones"
-    assert len(names(kept.find("#", 0))) == 4
+    assert len(names(walk(kept, "#", 0))) == 4
 
 
 def test_changes_between_two_steps() -> None:
     kept, _ = store(messages=1000)
     for name in ("a", "b", "c", "d", "e"):
         kept.put(message(name))
-    steps = kept.find("#", 0)
+    steps = walk(kept, "#", 0)
     seen = [each.topic_name for each in (next(steps), next(steps)) if each is not None]
     assert len(seen) == 2
     rest = sorted(set("abcde") - set(seen))
@@ -287,7 +299,7 @@ def test_changes_between_two_steps() -> None:
 def test_deleted_and_stored_again_is_newer() -> None:
     kept, _ = store()
     kept.put(message("a"))
-    steps = kept.find("#", 0)
+    steps = walk(kept, "#", 0)
     kept.delete("a")
     kept.put(message("a"))
     assert names(steps) == []
@@ -297,7 +309,7 @@ def test_two_walks_at_once_do_not_disturb_each_other() -> None:
     kept, _ = store()
     for number in range(40):
         kept.put(message(f"a/{number}"))
-    first, second = kept.find("#", 0), kept.find("a/#", 0)
+    first, second = walk(kept, "#", 0), walk(kept, "a/#", 0)
     pairs = [
         (one, two) for one, two in zip(first, second, strict=True) if one is not None and two is not None
     ]

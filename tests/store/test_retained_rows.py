@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ class Kept:
 
     @property
     def payload(self) -> bytes | None:
-        found = [message.payload for message in self.store.find("#", 0.0) if message is not None]
+        found = [message.payload for message in chain.from_iterable(self.store.stretches("#", 0.0))]
         return found[0] if found else None
 
     def stored(self) -> dict[int, bytes]:
