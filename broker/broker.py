@@ -312,7 +312,7 @@ class Broker:
     ) -> Message:
         if qos not in (0, 1, 2):
             raise ProtocolError(f"qos is 0, 1 or 2, not {qos!r}")
-        found = travelling(properties) if properties else NO_PROPERTIES
+        found = travelling(properties or NO_PROPERTIES)
         try:
             property_block(found, Place.PUBLISH)
         except (ValueError, TypeError, AttributeError, KeyError) as error:

@@ -34,7 +34,7 @@ class Method(NamedTuple):
 
 
 class Begun:
-    """A coroutine that runs and waits for the first time: `await` goes on with it, as PEP 380 has it."""
+    """A coroutine that waits for the first time, or, in place, has yet to begin: `await` goes on with it."""
 
     __slots__ = ("_coroutine", "_waits_for")
 

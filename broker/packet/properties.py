@@ -1,4 +1,4 @@
-"""The table of all MQTT 5 properties: id, name, type, where allowed [MQTT5 2.2.2.2]."""
+"""The table of all MQTT 5 properties: id, name, type, where allowed [MQTT5 2.2.2.2]; blocks of a PUBLISH."""
 
 from __future__ import annotations
 
@@ -200,9 +200,9 @@ def property_block(properties: Properties, where: Place) -> bytes:
 
 
 def travelling(properties: Properties) -> Properties:
-    """Those of *properties* that go with the message; the same mapping if all do."""
-    if not properties or STAYS_BEHIND.isdisjoint(properties):
-        return properties
+    """Those that go with the message: the same mapping if all do, NO_PROPERTIES if none does."""
+    if STAYS_BEHIND.isdisjoint(properties):
+        return properties or NO_PROPERTIES
     return {name: value for name, value in properties.items() if name not in STAYS_BEHIND} or NO_PROPERTIES
 
 

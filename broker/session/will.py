@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from broker.packet.message import Message
-from broker.packet.packets import NO_PROPERTIES, Connect
+from broker.packet.message import Message, travelling
+from broker.packet.packets import Connect
 
 NEVER = float("inf")
 
@@ -25,13 +25,12 @@ def will_of(packet: Connect) -> PendingWill | None:
     if will is None:
         return None
     delay = will.properties.get("will_delay_interval", 0)
-    travelling = {name: value for name, value in will.properties.items() if name != "will_delay_interval"}
     message = Message(
         topic_name=will.topic_name,
         payload=will.payload,
         qos=will.qos,
         retain=will.retain,
-        properties=travelling or NO_PROPERTIES,
+        properties=travelling(will.properties),
         client_id=packet.client_id,
     )
     return PendingWill(message, delay)

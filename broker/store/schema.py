@@ -71,7 +71,7 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {}
 
 # ---- a batch as statements: few, because each gives the interpreter lock away and must get it back
 
-ROWS = 512  # for one statement at most; a number to the power of two
+ROWS = 512  # for one statement at most; a power of two
 AT_ONCE = 1024 * 1024  # bytes of BLOBs for one statement, about
 PROBE = 65536  # bytes that must fit before a store that was full is tried with messages again
 PREPARED = 128  # statements that a connection remembers: each number of rows makes one for each table

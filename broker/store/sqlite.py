@@ -31,6 +31,7 @@ LOCK_TIME = 1.0  # seconds that a process which is just ending may take to let g
 BUSY_TIME = 5.0  # seconds that another program may hold the database's own write lock
 PAGE = 4096  # bytes, about
 NEAR = 32  # rows with identifiers this near to each other are on one page, about
+OLDEST = (3, 32)  # of SQLite: the first that takes as many values in one statement as a batch has
 CHECKED = 64 << 20  # bytes; a larger file is checked only after an unclean stop
 MERGE = 1000  # pages that the WAL grows by, about, until they are written to the database too
 FULL = ("SQLITE_FULL",)
@@ -77,6 +78,9 @@ class SqliteStore:
 
     def open(self) -> StoreClock | None:
         """See DurableStore. A small file, or any after an unclean stop, is checked whole: see `_check`."""
+        if sqlite3.sqlite_version_info < OLDEST:
+            wanted = ".".join(map(str, OLDEST))
+            raise StoreError(f"{self.path}: SQLite {sqlite3.sqlite_version} is too old, {wanted} is needed")
         self._lock = take_lock(self.path)
         try:
             with explained(self.path):

@@ -136,6 +136,16 @@ def test_nothing_is_left_open_when_it_cannot_be_opened(path: Path, monkeypatch: 
     assert set(os.listdir("/proc/self/fd")) == before
 
 
+def test_an_old_sqlite_is_refused_before_anything_is_made(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 31, 1))
+    monkeypatch.setattr(sqlite3, "sqlite_version", "3.31.1")
+    with pytest.raises(StoreError, match=re.escape(f"{path}: SQLite 3.31.1 is too old, 3.32 is needed")):
+        SqliteStore(str(path)).open()
+    assert not path.exists()
+
+
 # ---- clean or not
 
 
