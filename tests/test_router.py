@@ -59,8 +59,8 @@ class Bench:
         self.tree.subscribe(subscriber, Subscription(topic_filter, share_name=share, **options))
 
     def stored(self) -> dict[str, bytes]:
-        found = (each for each in self.kept.find("#", self.clock()) if each is not None)
-        return {each.topic_name: each.payload for each in found}
+        found = self.kept.stretches("#", self.clock())
+        return {each.topic_name: each.payload for stretch in found for each in stretch}
 
 
 # ---- routing

@@ -168,7 +168,8 @@ def install(place: Place, wrap: Callable[[Callable[..., Any]], Callable[..., Any
             if value is function:
                 setattr(module, key, wrapped)
             elif isinstance(value, dict):
-                value.update({k: wrapped for k, v in value.items() if v is function})
+                for k in [k for k, v in value.items() if v is function]:
+                    value[k] = wrapped
 
 
 class SlowCommits:
