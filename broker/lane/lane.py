@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from time import monotonic
-from typing import TypeVar
 
 from broker.client import Client, Phase
 from broker.core import Core
-from broker.errors import MqttError
-from broker.lane.audience import Audience, Audience1, Member, find_links
+from broker.lane.audience import Audience, Audience1, Member
 from broker.lane.blocks import Blocks
+from broker.lane.known import Known
 from broker.lane.runs import (
     SHORT,
     Run,
@@ -35,17 +33,11 @@ from broker.lane.runs import (
 from broker.packet.enums import Version
 from broker.packet.wire import TopicNames
 from broker.session.inflight import SentRun
-from broker.session.session import Session
 
 PUBLISH_0, PUBLISH_1, PUBACK, PINGREQ = 0x30, 0x32, 0x40, 0xC0  # first bytes
 PINGREQS, PINGRESP = re.compile(rb"(?:\xc0\0)+"), b"\xd0\0"
-KNOWN = 16_384  # Topic Names whose audience is remembered, for each version and QoS
-LONGEST = 256  # bytes of such a name
-SEARCH = 0.002  # seconds for Topic Names that were not matched before, for one read
 MOST = 20_000  # slices handed out for one read, two milliseconds about: then others have a turn
 EACH = 10  # QoS 1 packets that are numbered for one member cost about as much as a slice
-
-A = TypeVar("A")
 
 
 class Lane:
@@ -55,21 +47,9 @@ class Lane:
         """*names* should be those of the readers; *check_topic* raises MqttError for one not accepted."""
         limits, hooks = core.config.limits, core.hooks
         self._core = core
-        self._names = names
-        self._check_topic = check_topic
-        self._generation = -1
-        self._attached = -1
+        self.known = Known(core, names, check_topic)
         self._reads = 0
         self._work = 0  # slices handed out for this read
-        self._searches_until = 0.0  # 0: nothing was searched for yet
-        self._late = False  # that time is over
-        self.now: Callable[[], float] = monotonic
-        # By Topic Name with its length, for publishers of 3.x and of 5.0; None: hand it back.
-        self._known_0: tuple[dict[bytes, Audience | None], ...] = ({}, {})
-        self._known_1: tuple[dict[bytes, Audience1 | None], ...] = ({}, {})
-        self._members: dict[Session, Member] = {}
-        self._audiences: dict[tuple[tuple[Member, int], ...], Audience1] = {}
-        self._first: dict[Member, Audience1] = {}  # the first audience of each
         self._overhead = core.sessions.terms.overhead
         self._blocks = Blocks(core.config, names)
         self._most_qos = limits.maximum_qos
@@ -94,12 +74,11 @@ class Lane:
             data = reader.take_partial() + data
         if client.aliases is not None and client.aliases.names:
             data = self._without_aliases(client.aliases.names, data)
-        if core.tree.generation != self._generation or session.terms.attached != self._attached:
-            self._forget()
+        self.known.begin()
         try:
             at = self._take(client, data)
         except BaseException:
-            self._forget()  # what was collected half
+            self.known.forget()  # what was collected half
             raise
         end = len(data)
         took = at > 0
@@ -124,7 +103,7 @@ class Lane:
     def _take(self, client: Client, data: bytes) -> int:
         """Where the packets end that were served."""
         at, end, first = 0, len(data), -1
-        self._work, self._searches_until, self._late = 0, 0.0, False
+        self._work = 0
         while at < end and data[at] != first:  # whoever stops before more of its kind has a reason
             first = data[at]
             if first == PUBLISH_0:
@@ -139,88 +118,6 @@ class Lane:
                 break
         return at
 
-    def _forget(self) -> None:
-        """Subscriptions or connections have changed, or too much is known."""
-        self._generation = self._core.tree.generation
-        self._attached = self._core.sessions.terms.attached
-        self._known_0 = ({}, {})
-        self._known_1 = ({}, {})
-        self._members.clear()
-        self._audiences.clear()
-        self._first.clear()
-
-    # ---- who gets it
-
-    def _find(self, topic: bytes, five: bool, qos: int) -> list[tuple[Member, int]] | None:
-        """Who gets messages of *topic*, length included, and the QoS; None: this lane is too narrow."""
-        try:
-            topic_name = self._names[topic[2:]]
-            self._check_topic(self._core, topic_name or "$")
-        except MqttError:
-            return None
-        tree = self._core.tree
-        if topic_name not in tree.routes and not self._may_search():
-            return None
-        route = tree.match(topic_name)
-        links = None if route.groups else find_links(route.direct)
-        if links is None or (qos and five and not links):  # then PUBACK says that nobody matched
-            return None
-        if len({session for session, _, _ in links}) < len(links):  # room and order are for one each
-            return None
-        members = []
-        for session, link, granted in links:
-            member = self._members.get(session)
-            if member is None:
-                member = self._members[session] = Member(session, link)
-            members.append((member, granted))
-        return members
-
-    def _may_search(self) -> bool:
-        """Whether there is time to match a Topic Name that is not known: it may take milliseconds."""
-        now = self.now()
-        self._searches_until = self._searches_until or now + SEARCH
-        self._late = now > self._searches_until
-        return not self._late
-
-    def _find_0(self, known: dict[bytes, Audience | None], topic: bytes, five: bool) -> Audience | None:
-        """The Audience of *topic*; None if it is not one of ours."""
-        if topic in known:
-            return known[topic]
-        members = self._find(topic, five, 0)
-        if self._late:
-            return None
-        audience = None if members is None else Audience((member for member, _ in members), five)
-        self._remember(known, topic, audience)
-        return audience
-
-    def _find_1(self, known: dict[bytes, Audience1 | None], topic: bytes, five: bool) -> Audience1 | None:
-        """The same for QoS 1. Topics with the same members share it."""
-        if topic in known:
-            return known[topic]
-        members = self._find(topic, five, 1)
-        if self._late:
-            return None
-        audience = None
-        if members is not None:
-            key = tuple(members)
-            audience = self._audiences.get(key)
-            if audience is None:
-                audience = self._audiences[key] = Audience1(members)
-                for member, _ in members:
-                    other = self._first.setdefault(member, audience)
-                    if other is not audience:
-                        other.alone = audience.alone = False
-        self._remember(known, topic, audience)
-        return audience
-
-    def _remember(self, known: dict[bytes, A | None], topic: bytes, audience: A | None) -> None:
-        if len(topic) > LONGEST:
-            return
-        if len(known) < KNOWN:
-            known[topic] = audience
-        else:
-            self._generation = -1  # begin anew with the next read
-
     # ---- PUBLISH
 
     def _take_qos_0(self, client: Client, data: bytes, at: int) -> int:
@@ -230,7 +127,7 @@ class Lane:
         header is read in place, also in `_take_qos_1`: `bounds` would cost 35 of 480 ns (benchmarks/lane.py).
         """
         five = client.version is Version.MQTT_5
-        known = self._known_0[five]
+        known = self.known.qos_0[five]
         audience: Audience | None = None
         opened: list[Member] = []
         begin, count, received, sent, size, last_topic, last_length = at, 0, 0, 0, len(data), b"", 0
@@ -254,7 +151,7 @@ class Lane:
                 changed = block != data[topic_end:block_end]  # it is sent in another order
             topic = data[start:topic_end]
             if topic != last_topic:
-                found = known.get(topic) or self._find_0(known, topic, five)
+                found = known.get(topic) or self.known.find_0(known, topic, five)
                 if found is None or found is not audience:
                     if audience is not None:
                         self._collect(audience, data[begin:at], five)
@@ -324,7 +221,7 @@ class Lane:
         if session.inflight.held or client.outbound.gate or self._core.journal.failure:
             return at
         five = client.version is Version.MQTT_5
-        known = self._known_1[five]
+        known = self.known.qos_1[five]
         audience: Audience1 | None = None
         opened: list[Audience1] = []
         identifiers: list[bytes] = []
@@ -350,7 +247,7 @@ class Lane:
                     break
             topic = data[start:topic_end]
             if topic != last_topic:
-                found = known.get(topic) or self._find_1(known, topic, five)
+                found = known.get(topic) or self.known.find_1(known, topic, five)
                 if found is None or found is not audience:
                     audience = self._turn_to(found, opened, client, size) if self._work < MOST else None
                     self._work += 1 if found is None else len(found.members)

@@ -11,6 +11,7 @@ import pytest
 from broker import Broker, Capacity, Config, HookBase, Limits, Protocol
 from broker.client import no_lane
 from broker.errors import MqttError
+from broker.lane import known
 from broker.lane import lane as fast
 from broker.lane.audience import TOGETHER
 from broker.packet.codec import encode
@@ -438,7 +439,7 @@ async def test_subscribers_that_need_a_decision(options: dict[str, Any], propert
 @pytest.mark.parametrize("qos", [0, 1])
 @run_async
 async def test_what_it_remembers_is_bounded(qos: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast, "KNOWN", 10)
+    monkeypatch.setattr(known, "KNOWN", 10)
     async with memory_broker(by_hand()) as broker:
         for number in range(30):
             await joined(broker, f"s{number}", f"t/{number}", qos=1)
@@ -447,8 +448,8 @@ async def test_what_it_remembers_is_bounded(qos: int, monkeypatch: pytest.Monkey
         for number in range(30):
             topics = [f"t/{number}", "l" * 2000, "t/0"]
             assert take(broker, "p", publishes(*topics[:: 2 if qos else 1], qos=qos)) == b""
-            known = [*lane._known_0, *lane._known_1]
-            assert max(map(len, known)) <= 10 and len(lane._audiences) <= 12 and len(lane._first) <= 12
+            assert max(map(len, (*lane.known.qos_0, *lane.known.qos_1))) <= 10
+            assert len(lane.known._audiences) <= 12 and len(lane.known._first) <= 12
 
 
 # ---- time
@@ -535,8 +536,8 @@ async def test_names_that_take_long_to_be_matched_are_left_to_others(qos: int) -
         await joined(broker, "s", "#", qos=1)
         await joined(broker, "p")
         packets = [publishes(f"t/{number}", qos=qos) for number in range(6)]
-        times = count(1.0, fast.SEARCH * 0.6)  # what each search takes
-        broker._connections._terms.lane.__self__.now = lambda: next(times)  # type: ignore[attr-defined]
+        times = count(1.0, known.SEARCH * 0.6)  # what each search takes
+        broker._connections._terms.lane.__self__.known.now = lambda: next(times)  # type: ignore[attr-defined]
         assert take(broker, "p", b"".join(packets)) == b"".join(packets[2:])
         assert take(broker, "p", b"".join(packets)) == b"".join(packets[4:]), "those that are known are free"
         assert take(broker, "p", b"".join(packets)) == b""

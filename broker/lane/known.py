@@ -1,0 +1,130 @@
+"""What is known of Topic Names: who gets their messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import TypeVar
+
+from broker.core import Core
+from broker.errors import MqttError
+from broker.lane.audience import Audience, Audience1, Member, find_links
+from broker.packet.wire import TopicNames
+from broker.session.session import Session
+
+KNOWN = 16_384  # Topic Names whose audience is remembered, for each version and QoS
+LONGEST = 256  # bytes of such a name
+SEARCH = 0.002  # seconds for Topic Names that were not matched before, for one read
+
+A = TypeVar("A")
+
+
+class Known:
+    """Audiences by Topic Name, as raw bytes with their length, until somebody comes, goes or subscribes.
+
+    None stands for a name that this lane does not serve.
+    """
+
+    def __init__(self, core: Core, names: TopicNames, check_topic: Callable[[Core, str], None]) -> None:
+        """See Lane."""
+        self._core = core
+        self._names = names
+        self._check_topic = check_topic
+        self._generation = -1
+        self._attached = -1
+        self._searches_until = 0.0  # 0: nothing was searched for yet
+        self._late = False  # that time is over
+        self.now: Callable[[], float] = monotonic
+        # For publishers of 3.x and of 5.0.
+        self.qos_0: tuple[dict[bytes, Audience | None], ...] = ({}, {})
+        self.qos_1: tuple[dict[bytes, Audience1 | None], ...] = ({}, {})
+        self._members: dict[Session, Member] = {}
+        self._audiences: dict[tuple[tuple[Member, int], ...], Audience1] = {}
+        self._first: dict[Member, Audience1] = {}  # the first audience of each
+
+    def begin(self) -> None:
+        """A read begins: what is out of date is forgotten."""
+        core = self._core
+        if core.tree.generation != self._generation or core.sessions.terms.attached != self._attached:
+            self.forget()
+        self._searches_until, self._late = 0.0, False
+
+    def forget(self) -> None:
+        """Subscriptions or connections have changed, or too much is known."""
+        self._generation = self._core.tree.generation
+        self._attached = self._core.sessions.terms.attached
+        self.qos_0 = ({}, {})
+        self.qos_1 = ({}, {})
+        self._members.clear()
+        self._audiences.clear()
+        self._first.clear()
+
+    def _find(self, topic: bytes, five: bool, qos: int) -> list[tuple[Member, int]] | None:
+        """Who gets messages of *topic*, length included, and the QoS; None: this lane is too narrow."""
+        try:
+            topic_name = self._names[topic[2:]]
+            self._check_topic(self._core, topic_name or "$")
+        except MqttError:
+            return None
+        tree = self._core.tree
+        if topic_name not in tree.routes and not self._may_search():
+            return None
+        route = tree.match(topic_name)
+        links = None if route.groups else find_links(route.direct)
+        if links is None or (qos and five and not links):  # then PUBACK says that nobody matched
+            return None
+        if len({session for session, _, _ in links}) < len(links):  # room and order are for one each
+            return None
+        members = []
+        for session, link, granted in links:
+            member = self._members.get(session)
+            if member is None:
+                member = self._members[session] = Member(session, link)
+            members.append((member, granted))
+        return members
+
+    def _may_search(self) -> bool:
+        """Whether there is time to match a Topic Name that is not known: it may take milliseconds."""
+        now = self.now()
+        self._searches_until = self._searches_until or now + SEARCH
+        self._late = now > self._searches_until
+        return not self._late
+
+    def find_0(self, known: dict[bytes, Audience | None], topic: bytes, five: bool) -> Audience | None:
+        """The Audience of *topic*; None if it is not one of ours."""
+        if topic in known:
+            return known[topic]
+        members = self._find(topic, five, 0)
+        if self._late:
+            return None
+        audience = None if members is None else Audience((member for member, _ in members), five)
+        self._remember(known, topic, audience)
+        return audience
+
+    def find_1(self, known: dict[bytes, Audience1 | None], topic: bytes, five: bool) -> Audience1 | None:
+        """The same for QoS 1. Topics with the same members share it."""
+        if topic in known:
+            return known[topic]
+        members = self._find(topic, five, 1)
+        if self._late:
+            return None
+        audience = None
+        if members is not None:
+            key = tuple(members)
+            audience = self._audiences.get(key)
+            if audience is None:
+                audience = self._audiences[key] = Audience1(members)
+                for member, _ in members:
+                    other = self._first.setdefault(member, audience)
+                    if other is not audience:
+                        other.alone = audience.alone = False
+        self._remember(known, topic, audience)
+        return audience
+
+    def _remember(self, known: dict[bytes, A | None], topic: bytes, audience: A | None) -> None:
+        if len(topic) > LONGEST:
+            return
+        if len(known) < KNOWN:
+            known[topic] = audience
+        else:
+            self._generation = -1  # begin anew with the next read
