@@ -8,7 +8,8 @@
 # make clean   remove what the others made
 
 PYTHON ?= python3
-PYTEST_ARGS ?= -n 2
+# loadgroup: the tests of spark/ run in one process, on one JVM.
+PYTEST_ARGS ?= -n 2 --dist loadgroup
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check

@@ -16,6 +16,6 @@ packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("pu
 .venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$packages/tests.pth"
 
 cp -a tests docs examples benchmarks ./*.md ./*.py pyproject.toml Makefile "$root/tree"
-ln -s "$packages/broker" "$root/tree/broker"
+ln -s "$packages/broker" "$packages/spark" "$root/tree"
 cd "$root/tree"
 TESTED_BUILD=compiled exec "$venv/bin/python" -m pytest -p no:cacheprovider "${@:-tests}"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 BROKER = Path(__file__).parent.parent / "broker"
+SPARK = BROKER.parent / "spark"
 
 ORDER = (
     *("errors", "config", "packet", "topic", "store", "session", "hook", "router", "transport"),
@@ -82,6 +83,24 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "transport.frames": OUTSIDE,
 }
 
+# The pipeline beside the broker: what each module may import of its own, and all that it may of the broker.
+SPARK_TOOLS = {"record", "samples"}
+SPARK_BASE = {"session", "schema", "tables"}
+SPARK_MAY_IMPORT: dict[str, set[str]] = {
+    "__init__": set(),
+    "session": set(),
+    "schema": set(),
+    "source": {"schema"},
+    "live": {"schema"},
+    "tables": {"session", "schema"},
+    "ingest": {*SPARK_BASE, "source"},
+    "decode": SPARK_BASE,
+    "report": SPARK_BASE,
+    "compact": SPARK_BASE,
+    "tools": {*SPARK_BASE, "live"},
+}
+SPARK_OF_THE_BROKER = {"broker.packet"}
+
 FILES = sorted(BROKER.rglob("*.py"))
 NAMES = {".".join(file.relative_to(BROKER).with_suffix("").parts): file for file in FILES}
 FOLDERS = sorted({file.parent for file in FILES})
@@ -130,6 +149,23 @@ def wrong(module: str, source: str) -> list[str]:
     return found
 
 
+def wrong_in_spark(module: str, source: str) -> list[str]:
+    """The imports that the plan does not allow in *module* of `spark`."""
+    room = room_of(module)
+    found = []
+    for imported in imports(source):
+        package, name = [*imported.split("."), ""][:2]
+        if package == "broker":
+            allowed = f"broker.{name}" in SPARK_OF_THE_BROKER
+        elif package == "spark":
+            allowed = name in {room, *SPARK_MAY_IMPORT[room]}
+        else:
+            allowed = bool(package)
+        if not allowed:
+            found.append(imported)
+    return found
+
+
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
@@ -168,7 +204,11 @@ def test_a_floor_has_at_most_nine_modules_and_nine_folders(folder: Path) -> None
 
 @pytest.mark.parametrize("module", NAMES)
 def test_files_and_functions_stay_short(module: str) -> None:
-    source = NAMES[module].read_text()
+    stay_short(NAMES[module])
+
+
+def stay_short(file: Path) -> None:
+    source = file.read_text()
     sizes = {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in functions(ast.parse(source))}
     assert source.count("\n") <= 500
     assert {name: size for name, size in sizes.items() if size > 60} == {}
@@ -196,3 +236,33 @@ def test_files_and_functions_stay_short(module: str) -> None:
 )
 def test_a_wrong_arrow_is_seen(module: str, source: str, found: list[str]) -> None:
     assert wrong(module, source) == found
+
+
+SPARK_NAMES = {".".join(file.relative_to(SPARK).with_suffix("").parts): file for file in SPARK.rglob("*.py")}
+
+
+@pytest.mark.parametrize("module", SPARK_NAMES)
+def test_a_module_of_spark_has_a_place_and_imports_one_way(module: str) -> None:
+    room, _, name = module.partition(".")
+    assert room in SPARK_MAY_IMPORT
+    assert not name or (room == "tools" and name in {"__init__", *SPARK_TOOLS})
+    assert len({name for name in SPARK_MAY_IMPORT if name not in {"__init__", "tools"}}) <= 9
+    assert wrong_in_spark(module, SPARK_NAMES[module].read_text()) == []
+    stay_short(SPARK_NAMES[module])
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "found"),
+    [
+        ("live", "from broker.packet.codec import encode", []),
+        ("live", "from broker import packet", []),
+        ("live", "from broker.client import Client", ["broker.client.Client"]),
+        ("source", "from broker import Broker", ["broker.Broker"]),
+        ("source", "from spark.schema import MESSAGES", []),
+        ("source", "def f():\n    from spark.tables import Table", ["spark.tables.Table"]),
+        ("session", "from . import schema", ["..schema"]),
+        ("tools.record", "from spark.tools.samples import mix", []),
+    ],
+)
+def test_a_wrong_arrow_is_seen_in_spark(module: str, source: str, found: list[str]) -> None:
+    assert wrong_in_spark(module, source) == found

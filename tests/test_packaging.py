@@ -23,12 +23,19 @@ def test_nothing_is_needed_at_run_time(project: dict[str, Any]) -> None:
     assert project["project"]["requires-python"] == ">=3.11"
 
 
+def test_what_spark_needs_is_an_extra_and_the_tests_bring_it(project: dict[str, Any]) -> None:
+    extras = project["project"]["optional-dependencies"]
+    assert "pyspark>=4.2,<4.4" in extras["spark"]
+    assert extras["delta"] == ["deltalake>=1.6"]
+    assert "pybroker[delta,spark]" in extras["test"]
+
+
 def test_the_version_is_told_once(project: dict[str, Any]) -> None:
     assert broker.__version__ == project["project"]["version"]
 
 
 def test_types_are_published(project: dict[str, Any]) -> None:
-    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["broker"]
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["broker", "spark"]
     assert (ROOT / "broker" / "py.typed").is_file()
 
 

@@ -1,0 +1,55 @@
+"""Fixtures: `spark`, one session for all tests that run one after the other in this process."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HERE = Path(__file__).parent
+EXTRAS = ("pyspark", "pyarrow", "deltalake")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One group, so that `--dist loadgroup` gives all of them to one process: one JVM serves a run."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("spark"))
+            item.add_marker(pytest.mark.timeout(300))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def extras() -> None:
+    for name in EXTRAS:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            pytest.exit(f"tests/spark need {name}: pip install 'pybroker[test]' ({error})", 1)
+
+
+@pytest.fixture(scope="session")
+def spark(extras: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The session of spark.session, its warehouse and temporary files in a folder of this run."""
+    from spark.session import Refused, build
+
+    folder = tmp_path_factory.mktemp("spark")
+    conf = {"spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder)}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("PYSPARK_PYTHON", "PYTHONPATH"):
+            if name in os.environ:
+                patch.setenv(name, os.environ[name])
+            else:
+                patch.delenv(name, raising=False)
+        try:
+            session = build("tests", conf=conf)
+        except Refused as refused:
+            pytest.fail(f"{refused}. tests/install.sh installs it", pytrace=False)
+        yield session
+        session.stop()

@@ -1,0 +1,58 @@
+"""The session: what it is made with, who wins, and what it says where there is no Java."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark import session
+from spark.session import Ending, Refused
+
+
+def test_a_session_has_our_settings(spark: SparkSession) -> None:
+    assert {key: spark.conf.get(key) for key in session.SETTINGS} == dict(session.SETTINGS)
+    assert spark.sparkContext.master == "local[2]"
+
+
+def test_no_java_is_said_with_the_way_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(Refused, match=r"openjdk-17-jre-headless.*JAVA_HOME"):
+        session.build("none")
+
+
+def test_the_users_own_defaults_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "spark-defaults.conf").write_text("# a comment\nspark.driver.memory   3g\nspark.x=1 2\n\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    assert session.defaults() == {"spark.driver.memory": "3g", "spark.x": "1 2"}
+
+
+def test_workers_find_this_python_and_our_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    monkeypatch.setenv("PYTHONPATH", "/other")
+    session.prepare_workers()
+    session.prepare_workers()
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+    assert os.environ["PYTHONPATH"].split(os.pathsep) == [str(session.ROOT), "/other"]
+
+
+def test_a_conf_without_a_value_is_refused() -> None:
+    assert session.pairs(["a=b=c"]) == {"a": "b=c"}
+    with pytest.raises(Refused, match="KEY=VALUE"):
+        session.pairs(["a"])
+
+
+def test_sigterm_asks_for_the_end() -> None:
+    code = (
+        "import os, signal; from spark.session import Ending; ending = Ending().listen(); "
+        "print(bool(ending)); os.kill(os.getpid(), signal.SIGTERM); print(bool(ending))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.stdout.split() == ["False", "True"], run.stderr
+    assert not Ending()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
