@@ -84,7 +84,11 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
 }
 
 # The pipeline beside the broker: what each module may import of its own, and all that it may of the broker.
-SPARK_TOOLS = {"record", "samples"}
+SPARK_FOLDERS: dict[str, set[str]] = {
+    "silver": {"ddl", "edges", "payloads", "protobuf", "rules", "sparkplug"},
+    "gold": set(),
+    "tools": {"record", "samples", "shapes", "logfiles"},
+}
 SPARK_BASE = {"session", "schema", "tables"}
 SPARK_MAY_IMPORT: dict[str, set[str]] = {
     "__init__": set(),
@@ -94,12 +98,15 @@ SPARK_MAY_IMPORT: dict[str, set[str]] = {
     "live": {"schema"},
     "tables": {"session", "schema"},
     "ingest": {*SPARK_BASE, "source"},
-    "decode": SPARK_BASE,
-    "report": SPARK_BASE,
+    "silver": SPARK_BASE,
+    "decode": {*SPARK_BASE, "silver"},
+    "gold": SPARK_BASE,
+    "report": {*SPARK_BASE, "gold"},
     "compact": SPARK_BASE,
-    "tools": {*SPARK_BASE, "live"},
+    "tools": {*SPARK_BASE, "live", "silver"},
 }
 SPARK_OF_THE_BROKER = {"broker.packet"}
+TOOLS_OF_THE_BROKER = {"broker.packet", "broker.hook.log"}  # they write the log themselves
 
 FILES = sorted(BROKER.rglob("*.py"))
 NAMES = {".".join(file.relative_to(BROKER).with_suffix("").parts): file for file in FILES}
@@ -156,7 +163,8 @@ def wrong_in_spark(module: str, source: str) -> list[str]:
     for imported in imports(source):
         package, name = [*imported.split("."), ""][:2]
         if package == "broker":
-            allowed = f"broker.{name}" in SPARK_OF_THE_BROKER
+            of_broker = TOOLS_OF_THE_BROKER if room == "tools" else SPARK_OF_THE_BROKER
+            allowed = any(f"{imported}.".startswith(f"{each}.") for each in of_broker)
         elif package == "spark":
             allowed = name in {room, *SPARK_MAY_IMPORT[room]}
         else:
@@ -245,8 +253,9 @@ SPARK_NAMES = {".".join(file.relative_to(SPARK).with_suffix("").parts): file for
 def test_a_module_of_spark_has_a_place_and_imports_one_way(module: str) -> None:
     room, _, name = module.partition(".")
     assert room in SPARK_MAY_IMPORT
-    assert not name or (room == "tools" and name in {"__init__", *SPARK_TOOLS})
-    assert len({name for name in SPARK_MAY_IMPORT if name not in {"__init__", "tools"}}) <= 9
+    assert not name or name in {"__init__", *SPARK_FOLDERS.get(room, ())}
+    assert len({name for name in SPARK_MAY_IMPORT if name not in {"__init__", *SPARK_FOLDERS}}) <= 9
+    assert all(len(modules) <= 9 for modules in SPARK_FOLDERS.values())
     assert wrong_in_spark(module, SPARK_NAMES[module].read_text()) == []
     stay_short(SPARK_NAMES[module])
 
