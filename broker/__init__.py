@@ -4,6 +4,7 @@ from broker.broker import Broker
 from broker.config import VERSION as __version__
 from broker.config import Capacity, Config, Limits, Log, Protocol, Tls, WebSocket
 from broker.errors import (
+    AcknowledgeOnly,
     BadUserNameOrPassword,
     BrokerError,
     ConfigError,
@@ -16,11 +17,13 @@ from broker.errors import (
 )
 from broker.gateway.local import LocalSubscription
 from broker.hook.base import AuthStep, ClientInfo, HookBase
+from broker.hook.dedup import Dedup
 from broker.packet.enums import QoS, Version
 from broker.packet.message import Message
 from broker.packet.packets import Connect, SubscribeRequest
 
 __all__ = [
+    "AcknowledgeOnly",
     "AuthStep",
     "BadUserNameOrPassword",
     "Broker",
@@ -30,6 +33,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "Connect",
+    "Dedup",
     "HookBase",
     "Limits",
     "LocalSubscription",

@@ -28,11 +28,12 @@ from broker.gateway.local import LocalSubscription
 from broker.handle.deadlines import check_deadlines
 from broker.handle.disconnect import after_restart, due_work, end_session
 from broker.handle.publish import check_store, set_expiry
-from broker.hook.base import HookBase
+from broker.hook.base import HookBase, Notes
 from broker.hook.stats import Stats, sys_values
 from broker.packet.message import Message, travelling
 from broker.packet.packets import NO_PROPERTIES, Properties
 from broker.packet.properties import Place, property_block
+from broker.store.memory import OwnNotes
 from broker.topic.match import match
 from broker.topic.name import check_topic_filter, check_topic_name, split_share
 from broker.topic.subscription import Subscription
@@ -354,6 +355,11 @@ class Broker:
     def _unsubscribe_local(self, subscriber: LocalSubscription, topic_filter: str) -> None:
         self._core.tree.unsubscribe(subscriber, topic_filter)
         self._locals.discard(subscriber)
+
+    def notes(self, owner: str) -> Notes:
+        """The small table of *owner*, a hook say: see Notes. Raises BrokerError before the store is open."""
+        self._core.journal.check_open()
+        return OwnNotes(self._core.notes, owner)
 
     @property
     def clients(self) -> Mapping[str, Client]:

@@ -229,6 +229,14 @@ class Store(Section):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Dedup(Section):
+    """What producers send again is acknowledged and not routed again (hook/dedup.py)."""
+
+    enabled: bool = False
+    maximum_producers: Annotated[int, Between(1, 1_000_000)] = 10_000  # remembered at one time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Log(Section):
     """The daemon's logging; an embedded broker leaves logging to its program."""
 
@@ -249,6 +257,7 @@ class Config(Section):
     tls: Tls = field(default_factory=Tls)
     websocket: WebSocket = field(default_factory=WebSocket)
     store: Store = field(default_factory=Store)
+    dedup: Dedup = field(default_factory=Dedup)
     log: Log = field(default_factory=Log)
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from broker.client import Client
 from broker.config import VERSION, Config
 from broker.errors import BrokerError
 from broker.hook.base import HookBase
+from broker.hook.dedup import Dedup
 from broker.hook.hooks import Hooks
 from broker.hook.limits import Rate, Takeovers
 from broker.hook.stats import Stats
@@ -26,7 +27,7 @@ from broker.session.turns import ClientTurns
 from broker.store.base import DurableStore
 from broker.store.budget import ByteBudget
 from broker.store.journal import Journal, levels_of
-from broker.store.memory import MemoryRetainedStore
+from broker.store.memory import MemoryRetainedStore, NoteStore
 from broker.store.sqlite import SqliteStore
 from broker.topic.tree import SubscriptionTree
 from broker.transport.base import TransportOptions
@@ -49,6 +50,7 @@ class Core:
     journal: Journal
     tree: SubscriptionTree[Any]
     retained: MemoryRetainedStore
+    notes: NoteStore
     router: Router
     sessions: SessionManager
     turns: ClientTurns
@@ -71,7 +73,7 @@ def assemble(
     """The shared things of one broker, empty."""
     capacity, limits = config.capacity, config.limits
     budget = ByteBudget(capacity.maximum_bytes)
-    dispatch_hooks = Hooks(hooks, capacity.hook_timeout)
+    dispatch_hooks = Hooks((*hooks, *configured_hooks(config)), capacity.hook_timeout)
     tree: SubscriptionTree[Any] = SubscriptionTree(config.protocol.overlap)
     journal = make_journal(config, clock)
     retained = MemoryRetainedStore(
@@ -96,6 +98,7 @@ def assemble(
         journal=journal,
         tree=tree,
         retained=retained,
+        notes=NoteStore(budget, journal, OVERHEAD),
         router=Router(tree, retained, dispatch_hooks, clock, dropped, config.protocol.shared_choice),
         sessions=SessionManager(terms),
         turns=ClientTurns(),
@@ -107,6 +110,11 @@ def assemble(
         dropped=dropped,
         sys_messages=sys_messages,
     )
+
+
+def configured_hooks(config: Config) -> list[HookBase]:
+    """Those that settings ask for, after the program's own: what those refuse leaves no trace."""
+    return [Dedup(config.dedup.maximum_producers)] if config.dedup.enabled else []
 
 
 def make_journal(config: Config, clock: Callable[[], float]) -> Journal:
@@ -131,7 +139,7 @@ async def open_store(core: Core, wall: Callable[[], float]) -> list[Session]:
     noted = await asyncio.to_thread(journal.store.open)
     journal.told = lambda failure: hooks.on_store_failed(failure) if failure else hooks.on_store_recovered()
     journal.start(noted, wall)
-    restore = Restore(journal.store, journal, core.sessions, core.tree, core.retained)
+    restore = Restore(journal.store, journal, core.sessions, core.tree, core.retained, core.notes)
     for _ in restore.steps():
         await asyncio.sleep(0)
     restore.finish()

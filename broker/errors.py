@@ -215,6 +215,10 @@ class StoreUnavailable(MqttError):
         )
 
 
+class AcknowledgeOnly(ImplementationSpecificError):
+    """A hook's word on a PUBLISH: acknowledge it as if it had been routed, and do nothing else with it."""
+
+
 class PacketIdentifierInUse(MqttError):
     reason = ReasonCode.PACKET_IDENTIFIER_IN_USE
 

@@ -267,7 +267,7 @@ def damage(store: Path, page: int) -> None:
 def test_store_verify(capsys: pytest.CaptureFixture[str], store: Path) -> None:
     assert main(["store", "verify", str(store)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "format 1"
+    assert lines[0] == "format 2"
     assert "message: 6 rows" in lines
     assert lines[-1] == "no damage was found"
 

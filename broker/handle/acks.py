@@ -8,7 +8,7 @@ from broker.client import Client
 from broker.core import Core
 from broker.errors import MqttError, ReasonCode
 from broker.packet.enums import PacketType, Version
-from broker.packet.message import Message
+from broker.packet.message import NEVER_ROUTED, Message
 from broker.packet.packets import Puback, Pubcomp, Pubrec, Pubrel
 from broker.session.inflight import State
 from broker.session.session import Session
@@ -77,7 +77,8 @@ def _let_go(
     """Route *message*, which nobody holds any more, and answer; *before* is from when PUBREL came."""
     session.let_go(packet_id)
     if expired:  # the flow goes on, the message does not [MQTT-4.3.3-13]
-        core.dropped(client.client_id, message, "expired")
+        if (message.expires_at or 0.0) > NEVER_ROUTED / 2:  # what a hook has seen to was counted at PUBLISH
+            core.dropped(client.client_id, message, "expired")
     else:
         _route_held(core, message, core.journal.promise(before, message.topic_name))
     if client.receiving is not None:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 from broker.client import Client
 from broker.core import Core
 from broker.errors import (
+    AcknowledgeOnly,
     MqttError,
     PacketIdentifierInUse,
     PayloadFormatInvalid,
@@ -22,7 +23,7 @@ from broker.errors import (
 from broker.hook.base import ClientInfo
 from broker.packet.codec import fit
 from broker.packet.enums import QoS, Version
-from broker.packet.message import Message
+from broker.packet.message import NEVER_ROUTED, Message
 from broker.packet.packets import NO_PROPERTIES, Properties, PropertyBlock, Puback, Publish, Pubrec
 from broker.packet.properties import copied
 from broker.session.session import Session
@@ -70,7 +71,7 @@ def handle_publish(core: Core, client: Client, packet: Publish) -> Awaitable[Non
     except MqttError as refusal:
         refuse_publish(core, client, packet, message, refusal)
         return None
-    if qos or message.retain:
+    if qos or message.retain or core.hooks.accepts:
         return _accept(core, client, session, packet, message)
     core.router.route(message)  # nothing to store, nothing to acknowledge
     return None
@@ -96,6 +97,8 @@ def _accept(
     """Nobody has anything against *message*: store it, if that is asked for, and hand it over."""
     qos, journal = packet.qos, core.journal
     before = journal.changes
+    if core.hooks.accepts and not _is_accepted(core, client, packet, message):
+        return None
     try:
         if journal.failure is not None and qos:
             check_store(core, message, qos == QoS.EXACTLY_ONCE and session.state is not None)
@@ -107,10 +110,26 @@ def _accept(
                 return _store_by_hook(core, client, packet, message, before)
             core.router.retain_now(message)
     except MqttError as refusal:
-        refuse_publish(core, client, packet, message, refusal)
+        _take_back(core, client, packet, message, refusal)
         return None
     _hand_over(core, client, packet, message, before)
     return None
+
+
+def _is_accepted(core: Core, client: Client, packet: Publish, message: Message) -> bool:
+    """The last word of hooks; if it is no, the client has its answer."""
+    try:
+        core.hooks.on_accepted(client.info, message)
+    except MqttError as refusal:
+        refuse_publish(core, client, packet, message, refusal)
+        return False
+    return True
+
+
+def _take_back(core: Core, client: Client, packet: Publish, message: Message, refusal: MqttError) -> None:
+    """Refuse *message*, which hooks were told is accepted."""
+    core.hooks.on_taken_back(client.info, message)
+    refuse_publish(core, client, packet, message, refusal)
 
 
 async def _store_by_hook(core: Core, client: Client, packet: Publish, message: Message, before: int) -> None:
@@ -118,7 +137,7 @@ async def _store_by_hook(core: Core, client: Client, packet: Publish, message: M
     try:
         await core.router.retain(message)
     except MqttError as refusal:
-        return refuse_publish(core, client, packet, message, refusal)
+        return _take_back(core, client, packet, message, refusal)
     return _hand_over(core, client, packet, message, before)
 
 
@@ -271,6 +290,9 @@ def _acknowledge(client: Client, packet_id: int, matched: bool, after: int, mess
 
 def refuse_publish(core: Core, client: Client, packet: Publish, message: Message, refusal: MqttError) -> None:
     """PUBACK, PUBREC or silence: decided here alone. Raises *refusal* where the connection must end."""
+    if isinstance(refusal, AcknowledgeOnly):
+        _acknowledge_only(core, client, packet, message)
+        return
     core.dropped(client.client_id, message, "refused")
     if client.version is not Version.MQTT_5:
         _refuse_3(core, client, packet, refusal)
@@ -282,6 +304,24 @@ def refuse_publish(core: Core, client: Client, packet: Publish, message: Message
         reason = refusal.reason if refusal.reason in REFUSALS else ReasonCode.UNSPECIFIED_ERROR
         answer = Puback if packet.qos == QoS.AT_LEAST_ONCE else Pubrec
         client.answer(answer(packet.packet_id, reason, client.explain(refusal)), 0)  # in its turn
+
+
+def _acknowledge_only(core: Core, client: Client, packet: Publish, message: Message) -> None:
+    """A hook has seen to *message*. What it is a copy of may not be stored yet: the answer waits for that.
+
+    The flow of QoS 2 goes on to its end, with a message that is never routed.
+    """
+    core.dropped(client.client_id, message, "not_routed")
+    if packet.qos == QoS.AT_LEAST_ONCE:
+        client.acknowledge(PUBACK, packet.packet_id, core.journal.latest)
+    elif packet.qos == QoS.EXACTLY_ONCE and client.session is not None:
+        empty = Message(
+            message.topic_name, b"", packet.qos, client_id=message.client_id, expires_at=NEVER_ROUTED
+        )
+        try:
+            _hold(core, client, client.session, packet, empty)
+        except MqttError as refusal:
+            refuse_publish(core, client, packet, empty, refusal)
 
 
 def not_stored(
@@ -300,6 +340,8 @@ def not_stored(
         message = client.session.let_go(packet_id)
         if client.receiving is not None:
             client.receiving.discard(packet_id)
+    if message is not None:
+        core.hooks.on_taken_back(client.info, message)
     core.dropped(client.client_id, message, "store_failed")
     if client.version is not Version.MQTT_5:
         client.end(failure)

@@ -63,6 +63,32 @@ class AuthStep:
     user_properties: Sequence[tuple[str, str]] = ()
 
 
+class Notes(Protocol):
+    """What a hook wants to remember: small values by key, beyond the process where the broker has a store.
+
+    All of it is in memory as well, and counts there. What is put in the same turn of the loop as a message is
+    accepted is in the same commit: see `on_accepted`.
+    """
+
+    @property
+    def durable(self) -> bool:
+        """Whether they outlive the process."""
+
+    def check(self) -> None:
+        """Raises StoreUnavailable while the store cannot be written."""
+
+    def get(self, key: str) -> bytes | None: ...
+
+    def put(self, key: str, value: bytes) -> None:
+        """Store or replace: at once in memory, and with the next commit in the store."""
+
+    def delete(self, key: str) -> None:
+        """Forget it, if it is there."""
+
+    def items(self) -> list[tuple[str, bytes]]:
+        """All of this hook, those that were put first before the others."""
+
+
 class BrokerApi(Protocol):
     """What `init` is given: the embedded interface of the broker."""
 
@@ -75,6 +101,8 @@ class BrokerApi(Protocol):
         retain: bool = False,
         properties: Properties | None = None,
     ) -> int: ...
+
+    def notes(self, owner: str) -> Notes: ...
 
     async def disconnect(
         self, client_id: str, reason: int = ..., *, server_reference: str | None = ...
@@ -135,6 +163,15 @@ class HookBase:
         """The message to use instead, after all allowed it. Transform chain, once per message."""
         return message
 
+    def on_accepted(self, client: ClientInfo, message: Message) -> None:
+        """Everybody allowed *message*: it is held, retained or routed next. Fail fast; never waits.
+
+        AcknowledgeOnly: the client gets its acknowledgement, and nothing else happens.
+        """
+
+    def on_taken_back(self, client: ClientInfo, message: Message) -> None:
+        """A message that `on_accepted` was told of is refused after all. Notify all; never waits."""
+
     def on_publish_deliver(self, client_id: str, message: Message) -> Message:
         """The message that this client is sent. Transform chain, once per delivery: never waits."""
         return message
@@ -178,6 +215,8 @@ EVENTS = (
     "on_unsubscribe",
     "on_publish",
     "on_publish_received",
+    "on_accepted",
+    "on_taken_back",
     "on_publish_deliver",
     "can_read",
     "on_session_created",

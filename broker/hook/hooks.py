@@ -92,6 +92,8 @@ class Hooks:
         self._on_unsubscribe = lists["on_unsubscribe"]
         self._on_publish = lists["on_publish"]
         self._on_message = lists["on_publish"] + lists["on_publish_received"]
+        self._on_accepted = lists["on_accepted"]
+        self._on_taken_back = lists["on_taken_back"]
         self._on_publish_deliver = lists["on_publish_deliver"]
         self._can_read = lists["can_read"]
         self._on_session_created = lists["on_session_created"]
@@ -107,7 +109,8 @@ class Hooks:
         self.hears_ends = bool(self._on_session_ended)
         self.greets = bool(self._on_session_created or self._on_session_resumed or self._on_connected)
         self.authenticates = bool(self._on_connect)
-        self.inspects_publish = bool(self._on_message)
+        self.accepts = bool(self._on_accepted)
+        self.inspects_publish = bool(self._on_message or self._on_accepted)
         self.inspects_delivery = bool(self._on_publish_deliver or self._can_read)
         self.changes_delivery = bool(self._on_publish_deliver)
         self.checks_delivery = bool(self._can_read)
@@ -177,6 +180,15 @@ class Hooks:
     async def on_publish(self, client: ClientInfo, message: Message) -> None:
         for method in self._on_publish:
             await self._decide(method, client, message)
+
+    def on_accepted(self, client: ClientInfo, message: Message) -> None:
+        for method in self._on_accepted:
+            try:
+                _call_now(method, client, message)
+            except MqttError:
+                raise
+            except (Exception, asyncio.CancelledError) as error:
+                raise _refusal(method) from error
 
     async def on_unsubscribe(self, client: ClientInfo, topic_filter: str) -> None:
         for method in self._on_unsubscribe:
@@ -259,6 +271,9 @@ class Hooks:
 
     def on_dropped(self, client_id: str, message: Message | None, reason: str) -> None:
         _tell_now(self._on_dropped, client_id, message, reason)
+
+    def on_taken_back(self, client: ClientInfo, message: Message) -> None:
+        _tell_now(self._on_taken_back, client, message)
 
     def on_store_failed(self, failure: StoreError) -> None:
         _tell_now(self._on_store_failed, failure)
@@ -343,12 +358,16 @@ class Hooks:
                 _failed(method)
 
 
+def _call_now(method: Method, *args: Any) -> None:
+    if inspect.iscoroutine(result := method.call(*args)):
+        result.close()
+        raise TypeError(f"{method.event} is told by a plain call, and waits for nothing")
+
+
 def _tell_now(methods: tuple[Method, ...], *args: Any) -> None:
     for method in methods:
         try:
-            if inspect.iscoroutine(result := method.call(*args)):
-                result.close()
-                raise TypeError(f"{method.event} is told by a plain call, and waits for nothing")
+            _call_now(method, *args)
         except (Exception, asyncio.CancelledError):
             _failed(method)
 

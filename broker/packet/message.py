@@ -45,6 +45,9 @@ ENCODED_TOPICS = _EncodedTopics()
 Frames = dict[int, tuple[bytes, bytes]]  # (5.0 or not, qos, retain) in four bits -> (head, tail)
 
 
+NEVER_ROUTED = -1e15  # `expires_at` of what is held for the flow of QoS 2 alone; no clock comes near it
+
+
 @dataclass(slots=True, init=False)
 class Message:
     """An Application Message on its way.

@@ -16,7 +16,7 @@ from broker.session.session import FOR_EVER, Session
 from broker.session.will import NEVER, PendingWill
 from broker.store.base import DurableStore, Table
 from broker.store.journal import Journal, MessageRecord
-from broker.store.memory import MemoryRetainedStore
+from broker.store.memory import MemoryRetainedStore, NoteStore
 from broker.store.rows import fault, message_of
 from broker.topic.subscription import Subscription
 from broker.topic.tree import SubscriptionTree
@@ -41,12 +41,14 @@ class Restore:
         sessions: SessionManager,
         tree: SubscriptionTree[Any],
         retained: MemoryRetainedStore,
+        notes: NoteStore,
     ) -> None:
         self._store = store
         self._journal = journal
         self._sessions = sessions
         self._tree = tree
         self._retained = retained
+        self._notes = notes
         self._messages: dict[int, Message] = {}
         self._by_row: dict[int, tuple[Session, SessionRecord]] = {}
         self.connected: list[Session] = []
@@ -62,6 +64,7 @@ class Restore:
             Table.DELIVERY: self._delivery,
             Table.HELD: self._held,
             Table.RETAINED: self._retain,
+            Table.NOTE: self._note,
         }
         for table, read in readers.items():
             for count, (number, row) in enumerate(self._store.read(table)):
@@ -69,7 +72,7 @@ class Restore:
                     if says := fault(table, number, row):
                         raise ValueError(says)
                     self._journal.known(number)
-                    read(number, row if table is Table.MESSAGE else row.values)
+                    read(number, row if table in (Table.MESSAGE, Table.NOTE) else row.values)
                 except (KeyError, ValueError, TypeError, MqttError) as error:
                     log.error("%s: row %d of %s left out: %r", self._store.path, number, table.name, error)
                     self.orphans.append((table, number))
@@ -92,6 +95,9 @@ class Restore:
     def _message(self, number: int, row: Any) -> None:
         message = self._messages[number] = message_of(row, self._journal.offset)
         message.record = MessageRecord(self._journal, number)
+
+    def _note(self, number: int, row: Any) -> None:
+        self._notes.restore(number, row.values[0], row.blobs[0])
 
     def _take(self, number: int) -> Message:
         message = self._messages[number]

@@ -62,6 +62,7 @@ class Table(IntEnum):
     DELIVERY = 4
     HELD = 5
     RETAINED = 6
+    NOTE = 7
 
 
 class Row(NamedTuple):

@@ -33,6 +33,114 @@ def retained_row(source: RetainedRow) -> Row:
     return Row((source.message.record.id,))
 
 
+@dataclass(slots=True)
+class Note:
+    """One note. Its row is made of what it says when the batch is closed."""
+
+    key: str
+    value: bytes
+    number: int  # of its row; 0: there is no durable store
+
+
+def note_row(source: Note) -> Row:
+    return Row((source.key,), (source.value,))
+
+
+class NoteStore:
+    """What hooks want to remember: small values by key, in one table for all owners.
+
+    Every change goes into the open batch of *journal*, so that it is committed together with all else that
+    changed in the same turn of the loop.
+    """
+
+    def __init__(self, budget: ByteBudget, journal: Journal, overhead: int = 0) -> None:
+        self._budget = budget
+        self._journal = journal
+        self._overhead = overhead
+        self._notes: dict[str, Note] = {}
+
+    @property
+    def durable(self) -> bool:
+        """Whether they outlive the process."""
+        return self._journal.writes
+
+    def restore(self, number: int, key: str, value: bytes) -> None:
+        """A note that the durable store has in row *number*. Raises ValueError for a second one of *key*."""
+        if key in self._notes:
+            raise ValueError(f"a second note {key!r:.100}")
+        self._notes[key] = Note(key, value, number)
+        self._budget.take_anyway(self._cost(key, value))
+
+    def check(self) -> None:
+        """Raises StoreUnavailable while the store cannot be written."""
+        self._journal.check()
+
+    def get(self, key: str) -> bytes | None:
+        note = self._notes.get(key)
+        return None if note is None else note.value
+
+    def of(self, prefix: str) -> list[tuple[str, bytes]]:
+        """All whose key begins with *prefix*, as they were put first. Cost: a look at all there are."""
+        return [(key, note.value) for key, note in self._notes.items() if key.startswith(prefix)]
+
+    def put(self, key: str, value: bytes) -> None:
+        """Store or replace."""
+        journal = self._journal
+        note = self._notes.get(key)
+        if note is None:
+            number = journal.new_id() if journal.writes else 0
+            note = self._notes[key] = Note(key, value, number)
+            self._budget.take_anyway(self._cost(key, value))
+            new = True
+        else:
+            self._budget.take_anyway(len(value) - len(note.value))
+            note.value, new = value, False
+        if journal.writes:
+            journal.put(Table.NOTE, note.number, note_row, note, new=new)
+
+    def delete(self, key: str) -> None:
+        """Forget it, if it is there."""
+        note = self._notes.pop(key, None)
+        if note is not None:
+            self._budget.give(self._cost(key, note.value))
+            if self._journal.writes:
+                self._journal.delete(Table.NOTE, note.number)
+
+    def _cost(self, key: str, value: bytes) -> int:
+        return len(key) + len(value) + self._overhead
+
+
+class OwnNotes:
+    """The notes of one *owner* in the table of all."""
+
+    def __init__(self, store: NoteStore, owner: str) -> None:
+        """*owner* is a short name without a slash."""
+        if not owner or "/" in owner:
+            raise ValueError(f"notes belong to a name without a slash, not to {owner!r}")
+        self._store = store
+        self._prefix = owner + "/"
+
+    @property
+    def durable(self) -> bool:
+        return self._store.durable
+
+    def check(self) -> None:
+        self._store.check()
+
+    def get(self, key: str) -> bytes | None:
+        return self._store.get(self._prefix + key)
+
+    def put(self, key: str, value: bytes) -> None:
+        self._store.put(self._prefix + key, value)
+
+    def delete(self, key: str) -> None:
+        self._store.delete(self._prefix + key)
+
+    def items(self) -> list[tuple[str, bytes]]:
+        at = len(self._prefix)
+        return [(key[at:], value) for key, value in self._store.of(self._prefix)]
+
+
 class MemoryRetainedStore:
     """Retained messages in a TopicIndex: found by filter without a look at all of them.
 

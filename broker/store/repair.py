@@ -28,7 +28,7 @@ from broker.store.pages import (
     start,
 )
 from broker.store.rows import fault
-from broker.store.schema import APPLICATION_ID, COLUMNS, FORMAT, create_statements, names
+from broker.store.schema import APPLICATION_ID, COLUMNS, FORMAT, create_statements, names, tables_of
 from broker.store.sqlite import (
     check_format,
     connect,
@@ -92,6 +92,7 @@ RULES = (
     Rule(Table.HELD, "has the packet identifier of a later one", newest("held", "session, packet_id")),
     Rule(Table.RETAINED, "has no message", NO_MESSAGE),
     Rule(Table.RETAINED, "has the topic of a later one", RETAINED_TWICE),
+    Rule(Table.NOTE, "has the key of a later one", newest("note", "key")),
     Rule(Table.MESSAGE, "is held by nothing", f"id NOT IN ({HOLDERS})"),
 )
 
@@ -161,8 +162,13 @@ def is_time(value: object) -> bool:
     return isinstance(value, int | float) and 0 <= value < 1e11
 
 
+def tables_in(db: sqlite3.Connection) -> list[Table]:
+    """The tables of a file that may be of an older format."""
+    return tables_of(db.execute("PRAGMA user_version").fetchone()[0])
+
+
 def counts(db: sqlite3.Connection) -> Iterator[str]:
-    for table in Table:
+    for table in tables_in(db):
         name = table.name.lower()
         yield f"{name}: {db.execute(f'SELECT count(*) FROM {name}').fetchone()[0]} rows"
 
@@ -178,7 +184,7 @@ def contents(db: sqlite3.Connection) -> Iterator[str]:
     for key in ("time", "wall"):
         if key in noted and not is_time(noted[key]):
             yield f"meta {key} is no time"
-    for table in Table:
+    for table in tables_in(db):
         for number, row in rows_of(db, table):
             if says := fault(table, number, row):
                 yield f"{table.name.lower()} {number}: {says}"
@@ -186,7 +192,10 @@ def contents(db: sqlite3.Connection) -> Iterator[str]:
 
 def references(db: sqlite3.Connection) -> Iterator[str]:
     """Rows that do not belong to others as they should."""
+    there = tables_in(db)
     for table, says, where in RULES:
+        if table not in there:
+            continue
         name = table.name.lower()
         for (number,) in db.execute(f"SELECT id FROM {name} WHERE {where} ORDER BY id"):
             yield f"{name} {number} {says}"
@@ -201,7 +210,7 @@ def dump(path: str) -> Iterator[str]:
         check_format(db, path)
         for key, value in meta(db).items():
             yield json.dumps({"table": "meta", "key": key, "value": value})
-        for table in Table:
+        for table in tables_in(db):
             columns = names(table)
             for number, row in rows_of(db, table):
                 cells = (*map(shown, row.blobs), *row.values)
@@ -305,7 +314,7 @@ class Salvage:
             db.execute(statement)
         roots = self._roots()
         self._copy_meta(roots["meta"])
-        for table in Table:
+        for table in filter(lambda table: table.name.lower() in roots, Table):
             root, width = roots[table.name.lower()], len(names(table)) + 1
             tree = self._trees[table] = Tree(self._pages, self._used, root, width)
             for row in tree.rows():
@@ -322,10 +331,12 @@ class Salvage:
     def _roots(self) -> dict[str, int]:
         """Where each table begins; if that is lost: where it is made."""
         header = self._pages.header
+        version = FORMAT
         if header:
             version, application = (int.from_bytes(header[at : at + 4], "big") for at in (60, 68))
             if application == APPLICATION_ID and version > FORMAT:
                 raise newer(self._path, version)
+            version = version if 1 <= version <= FORMAT else FORMAT
         tree = Tree(self._pages, self._used, 1, 5)
         told = {row.cells[1]: row.cells[3] for row in tree.rows() if row.cells[0] == "table"}
         made = {name: 2 + i for i, name in enumerate(("meta", *(table.name.lower() for table in Table)))}
@@ -333,7 +344,9 @@ class Salvage:
             raise StoreError(f"{self._path}: an SQLite file, but no store of pybroker")
         if tree.gaps or not header:
             self._done.notes.append("page 1 is damaged: the tables were looked for where they are made")
-        return {name: told[name] if isinstance(told.get(name), int) else made[name] for name in made}
+        there = {"meta", *(table.name.lower() for table in tables_of(version)), *told}
+        roots = {name: told.get(name) for name in made if name in there}
+        return {name: root if isinstance(root, int) else made[name] for name, root in roots.items()}
 
     def _copy_meta(self, root: int) -> None:
         bad: list[str] = []
@@ -390,7 +403,9 @@ class Salvage:
         taken = False
         for row in entries(self._pages, number, self._used, bad):
             table = WIDTHS.get(len(row.cells))
-            if table is None or not any(gap.low < row.id <= gap.high for gap in self._trees[table].gaps):
+            if table is None or table not in self._trees:
+                continue
+            if not any(gap.low < row.id <= gap.high for gap in self._trees[table].gaps):
                 continue
             if self._copy(table, row.id, row.cells):
                 self._found[table] += 1

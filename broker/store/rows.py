@@ -94,6 +94,8 @@ def fault(table: Table, number: int, row: Row) -> str:
     try:
         if table is Table.MESSAGE:
             check_topic_name(message_of(row, 0.0).topic_name)
+        elif table is Table.NOTE:
+            return "" if row.values[0].partition("/")[1] else "key names no owner"
         elif table is Table.SUBSCRIPTION:
             check_topic_filter(row.values[1])
             return "" if split_share(row.values[1])[0] == row.values[7] else "share_name is not the filter's"

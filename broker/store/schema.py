@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from broker.store.base import Batch, Row, Table
 
 APPLICATION_ID = 0x50794272  # "PyBr"
-FORMAT = 1  # PRAGMA user_version
+FORMAT = 2  # PRAGMA user_version
 
 # The BLOBs of a table first, then its plain columns. Every table has another number of columns, so that
 # a page can be told to its table when the tree above it is lost.
@@ -45,7 +45,10 @@ COLUMNS: dict[Table, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     Table.HELD: ((), ("session INTEGER", "packet_id INTEGER", "message INTEGER")),
     Table.RETAINED: ((), ("message INTEGER",)),
+    Table.NOTE: (("value BLOB",), ("key TEXT",)),
 }
+
+SINCE = {Table.NOTE: 2}  # format; all others are in each
 
 META = "CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID"
 
@@ -54,6 +57,11 @@ def names(table: Table) -> tuple[str, ...]:
     """The columns of *table*, without its `id`."""
     blobs, plain = COLUMNS[table]
     return tuple(column.split()[0] for column in (*blobs, *plain))
+
+
+def tables_of(version: int) -> list[Table]:
+    """The tables of store format *version*, in the order in which they are made."""
+    return [table for table in Table if SINCE.get(table, 1) <= version]
 
 
 def create_statements() -> list[str]:
@@ -66,7 +74,9 @@ def create_statements() -> list[str]:
 
 
 # Format -> the statements that make it of the format before.
-MIGRATIONS: dict[int, tuple[str, ...]] = {}
+MIGRATIONS: dict[int, tuple[str, ...]] = {
+    2: ("CREATE TABLE note (id INTEGER PRIMARY KEY, value BLOB, key TEXT)",),
+}
 
 
 # ---- a batch as statements: few, because each gives the interpreter lock away and must get it back

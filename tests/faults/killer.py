@@ -89,6 +89,7 @@ PLACES: dict[str, Place] = {
     "append delivery": Place(JOURNAL, "Journal.put", of_table(Table.DELIVERY)),
     "append held": Place(JOURNAL, "Journal.put", of_table(Table.HELD)),
     "append retained": Place(JOURNAL, "Journal.put", of_table(Table.RETAINED)),
+    "append note": Place(JOURNAL, "Journal.put", of_table(Table.NOTE)),
     "append deletion": Place(JOURNAL, "Journal.delete"),
     "close batch": Place(JOURNAL, "Journal._close_batch"),
     "commit": Place("broker.store.sqlite", "SqliteStore.write", something),

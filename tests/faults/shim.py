@@ -1,8 +1,8 @@
 """Builds `shim.c`, and says to the processes that run under it what their disk does.
 
-    with Disk(folder) as disk:
-        process = Popen(..., env=os.environ | disk.environ())
-        disk.quota = disk.used() + 4096
+with Disk(folder) as disk:
+    process = Popen(..., env=os.environ | disk.environ())
+    disk.quota = disk.used() + 4096
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.store.base import Batch, Row, StoreClock, Table
-from broker.store.schema import FORMAT
+from broker.store.schema import FORMAT, tables_of
 from broker.store.sqlite import SqliteStore
 
 PAGE = 4096  # bytes
@@ -57,7 +57,16 @@ FIXED: Rows = {
     },
     Table.HELD: {40: Row((2, 65_535, 24))},
     Table.RETAINED: {50: Row((24,)), 51: Row((22,))},
+    Table.NOTE: {
+        60: Row(('dedup/["ada", "query/0"]',), (b"3 41 7",)),
+        61: Row(("grüße/",), (bytes(range(256)),)),
+    },
 }
+
+
+def fixed_of(version: int) -> Rows:
+    """What the fixed store of format *version* has: nothing in the tables that came later."""
+    return {table: rows if table in tables_of(version) else {} for table, rows in FIXED.items()}
 
 
 def write_fixed(path: Path) -> None:
@@ -99,6 +108,8 @@ def random_rows(
                 for session in rng.sample(sessions, 2):
                     values = (session, message, 1, 0, 0, "1,2", "", number, 1)
                     rows[Table.DELIVERY][next(last)] = Row(values)
+    for number in range(messages // 10):
+        rows[Table.NOTE][next(last)] = Row((f"owner/{number}",), (rng.randbytes(rng.choice(sizes)),))
     return rows
 
 

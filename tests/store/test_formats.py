@@ -18,7 +18,16 @@ from broker.store.base import Row, Table
 from broker.store.schema import FORMAT, MIGRATIONS
 from broker.store.sqlite import SqliteStore
 from tests.peer import Peer, memory_broker, run_async
-from tests.store.contents import FIXED, FORMATS, NOTED, PROPERTIES, as_found, found_in, write_fixed
+from tests.store.contents import (
+    FIXED,
+    FORMATS,
+    NOTED,
+    PROPERTIES,
+    as_found,
+    fixed_of,
+    found_in,
+    write_fixed,
+)
 
 EVERY, NEXT = range(1, FORMAT + 1), FORMAT + 1
 
@@ -26,7 +35,12 @@ EVERY, NEXT = range(1, FORMAT + 1), FORMAT + 1
 @pytest.fixture(params=EVERY)
 def old(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A copy of a store that the first version with its format wrote."""
-    return Path(shutil.copy(FORMATS / f"{request.param}.db", tmp_path / "old.db"))
+    return Path(shutil.copy(FORMATS / f"{request.param}.db", tmp_path / f"{request.param}.db"))
+
+
+def written_in(old: Path) -> int:
+    """The format in which it was written."""
+    return int(old.stem)
 
 
 def test_each_format_has_a_file_and_a_way_to_the_next() -> None:
@@ -41,9 +55,25 @@ def test_each_format_has_a_file_and_a_way_to_the_next() -> None:
 def test_its_rows_are_those_that_were_written(old: Path) -> None:
     store = SqliteStore(str(old))
     assert store.open() == NOTED
-    assert {table: dict(store.read(table)) for table in Table} == FIXED
+    assert {table: dict(store.read(table)) for table in Table} == fixed_of(written_in(old))
     store.close()
     assert repair.verify(str(old)).problems == []
+
+
+def test_commands_that_only_look_leave_it_as_old_as_it_is(old: Path, tmp_path: Path) -> None:
+    before, new = old.read_bytes(), tmp_path / "new.db"
+    verdict = repair.verify(str(old))
+    assert verdict.problems == []
+    assert f"format {written_in(old)}" in verdict.facts
+    told = {line.partition(":")[0] for line in verdict.facts if line.endswith(" rows")}
+    rows = fixed_of(written_in(old))
+    assert told == {table.name.lower() for table in schema.tables_of(written_in(old))}
+    dumped = [line for line in repair.dump(str(old)) if '"table": "meta"' not in line]
+    assert len(dumped) == sum(map(len, rows.values()))
+    done = repair.salvage(str(old), str(new))
+    assert done.lost == done.notes == []
+    assert found_in(new) == as_found(rows)
+    assert old.read_bytes() == before
 
 
 def test_a_new_store_is_the_same_as_an_old_one_now(old: Path, tmp_path: Path) -> None:

@@ -124,9 +124,7 @@ def test_a_closed_store_is_not_touched(fixed: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["verify", "dump"])
-def test_in_a_folder_that_may_not_be_written(
-    fixed: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_a_folder_that_may_not_be_written(fixed: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a disk that is mounted to be read: a database without a WAL needs nothing beside it."""
     os.unlink(f"{fixed}-lock")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
@@ -152,7 +150,7 @@ def test_a_good_store(fixed: Path) -> None:
     made = verdict.facts.pop(1)
     assert made.startswith("made 20") and made.endswith(" UTC")
     assert verdict.facts == [
-        "format 1",
+        "format 2",
         "last written 2023-11-14 22:15:00 UTC",
         "closed properly",
         "session: 3 rows",
@@ -161,6 +159,7 @@ def test_a_good_store(fixed: Path) -> None:
         "delivery: 4 rows",
         "held: 1 rows",
         "retained: 2 rows",
+        "note: 2 rows",
     ]
 
 
@@ -213,6 +212,7 @@ BROKEN = {
     "UPDATE message SET topic_name = 'house/attic/temperature' WHERE id = 24": [
         "retained 50 has the topic of a later one"
     ],
+    "UPDATE note SET key = 'grüße/'": ["note 60 has the key of a later one"],
     "DELETE FROM delivery WHERE id = 31": ["message 23 is held by nothing"],
 }
 
@@ -299,7 +299,7 @@ def test_a_dump_has_everything(fixed: Path) -> None:
 
 
 def binary(column: str, value: object) -> object:
-    if column not in ("payload", "properties"):
+    if column not in ("payload", "properties", "value"):
         return value
     return base64.b64decode(value["base64"]) if isinstance(value, dict) else str(value).encode()
 

@@ -18,6 +18,7 @@ SOUND: dict[Table, Row] = {
     Table.DELIVERY: Row((1, 2, 2, 0, 1, "7,268435455", "$share/g/a/#", 9, 3)),
     Table.HELD: Row((1, 9, 2)),
     Table.RETAINED: Row((2,)),
+    Table.NOTE: Row(("dedup/x",), (b"1 2 3",)),
 }
 
 
@@ -66,6 +67,8 @@ def test_every_cell_has_one_type(table: Table, column: str) -> None:
         pytest.param(Table.SUBSCRIPTION, "topic_filter", "$share/h/a/#", id="the filter of another share"),
         pytest.param(Table.SUBSCRIPTION, "identifier", 268_435_456, id="identifier too large"),
         pytest.param(Table.DELIVERY, "identifiers", "0", id="identifier 0"),
+        pytest.param(Table.NOTE, "key", "nobody", id="a note of nobody"),
+        pytest.param(Table.NOTE, "value", None, id="value NULL"),
         pytest.param(Table.DELIVERY, "identifiers", "268435456", id="identifiers too large"),
         pytest.param(Table.DELIVERY, "identifiers", "1,", id="identifiers cut off"),
         pytest.param(Table.DELIVERY, "state", 1, id="waits for PUBACK at QoS 2"),

@@ -236,10 +236,7 @@ def rows(table: Table) -> st.SearchStrategy[Row]:
 
 identifiers = st.integers(1, 8) | st.integers(1, 1 << 40)
 changes = st.fixed_dictionaries(
-    {
-        table: st.dictionaries(identifiers, st.none() | rows(table), max_size=9)
-        for table in Table
-    }
+    {table: st.dictionaries(identifiers, st.none() | rows(table), max_size=9) for table in Table}
 )
 
 
@@ -452,9 +449,7 @@ def test_the_wal_does_not_grow_for_ever(path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 2, 64, 1000], ids=lambda step: f"every {step}")
-def test_what_the_wal_grows_by_is_about_right(
-    path: Path, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
+def test_what_the_wal_grows_by_is_about_right(path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Rows that are near to each other share pages; those that are far apart do not."""
     monkeypatch.setattr(sqlite, "MERGE", 1 << 30)
     with opened(path) as store:

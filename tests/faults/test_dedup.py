@@ -1,0 +1,151 @@
+"""A broker with `dedup` that is killed with SIGKILL while a producer sends: every message is there once.
+
+The producer does what a task of Spark does: it begins its batch again from the first message, until all are
+acknowledged. The reader is a persistent session that is away, so that what waits for it in the store is
+what was routed, no more and no less.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conformance import wire
+from tests.faults.daemon import WAIT, Restartable, restartable
+from tests.faults.killer import PLACES, TAKES, VARIABLE, reachable
+
+SETTINGS = (
+    *("dedup.enabled=true", "capacity.sys_interval=0", "store.fsync=normal"),
+    *("limits.maximum_queued_messages=100000",),
+)
+PLACES_OF_A_PUBLISH = (
+    *("PUBLISH arrives", "append note", "append message", "append delivery", "route", "close batch"),
+    *("commit", "release", "PUBACK leaves"),
+)
+POINTS = [f"{place}: {when}" for place in PLACES_OF_A_PUBLISH for when in ("before", "after")]
+
+
+class Line:
+    """A client over a blocking socket. Raises OSError when the broker is gone."""
+
+    def __init__(self, port: int, client_id: str, clean_start: bool = True) -> None:
+        self._sock = socket.create_connection(("127.0.0.1", port), WAIT)
+        self._buffer = b""
+        expiry = {"session_expiry_interval": 1000, "receive_maximum": 65535}
+        self.send(wire.connect(client_id, clean_start=clean_start, properties={} if clean_start else expiry))
+        assert self.recv().type == wire.CONNACK
+
+    def send(self, data: bytes) -> None:
+        self._sock.sendall(data)
+
+    def recv(self) -> wire.Packet:
+        while (found := wire.split(self._buffer)) is None:
+            data = self._sock.recv(65536)
+            if not data:
+                raise ConnectionResetError("the broker is gone")
+            self._buffer += data
+        raw, self._buffer = found
+        return wire.parse(raw, 5)
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+@contextlib.contextmanager
+def line(port: int, client_id: str, clean_start: bool = True) -> Iterator[Line]:
+    with contextlib.closing(Line(port, client_id, clean_start)) as opened:
+        yield opened
+
+
+def produced(n: int, batch: int) -> bytes:
+    mark = [(0x26, ("producer", f"query/0:{batch}:{n}"))]
+    return wire.publish("t", b"%d:%d" % (batch, n), qos=1, packet_id=n % 60_000 + 1, properties=mark)
+
+
+def send_batch(port: int, batch: int, size: int, window: int = 64) -> None:
+    """One try of a task. Raises OSError if the broker went meanwhile; a refusal fails the test."""
+    with line(port, "producer") as producer:
+        waits = 0
+        for n in range(size):
+            producer.send(produced(n, batch))
+            waits += 1
+            while waits >= window or (n == size - 1 and waits):
+                puback = producer.recv()
+                assert puback.type == wire.PUBACK and not puback.reason_code, puback
+                waits -= 1
+
+
+def read_all(port: int) -> list[bytes]:
+    """All that waits in the reader's session."""
+    found: list[bytes] = []
+    with line(port, "reader", clean_start=False) as reader:
+        reader.send(wire.pingreq())
+        with contextlib.suppress(TimeoutError):
+            reader._sock.settimeout(1.0)
+            while True:
+                packet = reader.recv()
+                if packet.type == wire.PUBLISH:
+                    found.append(packet.payload)
+                    reader.send(wire.puback(packet.packet_id or 0))
+    return found
+
+
+def subscribe(port: int) -> None:
+    with line(port, "reader", clean_start=False) as reader:
+        reader.send(wire.subscribe(1, ("t", 1)))
+        assert reader.recv().type == wire.SUBACK
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_kill_at_each_step(point: str, tmp_path: Path) -> None:
+    if not reachable(point):
+        pytest.skip("compiled code does not look methods up in a class")
+    with contextlib.closing(Restartable(tmp_path / "broker.db", SETTINGS)) as broker:
+        broker.start(module="tests.faults.killer", **{VARIABLE: point, TAKES: "0.02"})
+        subscribe(broker.port)
+        send_batch(broker.port, 0, 3)
+        os.kill(broker.pid, signal.SIGUSR1)
+        broker.says("armed")
+        with contextlib.suppress(OSError):
+            send_batch(broker.port, 1, 20)
+        assert broker.ended() == -signal.SIGKILL
+        broker.start()
+        send_batch(broker.port, 1, 20)
+        send_batch(broker.port, 0, 3)  # all of it are copies
+        wanted = [b"0:%d" % n for n in range(3)] + [b"1:%d" % n for n in range(20)]
+        assert read_all(broker.port) == wanted
+    assert not broker.complaints, broker.complaints
+
+
+def test_the_places_are_known() -> None:
+    assert set(PLACES_OF_A_PUBLISH) <= set(PLACES)
+
+
+def test_dedup_kill9(tmp_path: Path) -> None:
+    """Killed at random, several times in each batch."""
+    rng, sizes, kills = random.Random(5), [800, 500, 900], 0
+    with restartable(tmp_path / "broker.db", *SETTINGS) as broker:
+        broker.start()
+        subscribe(broker.port)
+        for batch, size in enumerate(sizes):
+            for _ in range(3):
+                timer = threading.Timer(rng.uniform(0.01, 0.25), os.kill, (broker.pid, signal.SIGKILL))
+                timer.start()
+                with contextlib.suppress(OSError):
+                    send_batch(broker.port, batch, size)
+                timer.join()
+                assert broker.ended() == -signal.SIGKILL
+                kills += 1
+                broker.start()
+            send_batch(broker.port, batch, size)
+        found = read_all(broker.port)
+        assert found == [b"%d:%d" % (batch, n) for batch, size in enumerate(sizes) for n in range(size)]
+    assert kills == 9
