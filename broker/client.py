@@ -392,7 +392,7 @@ class Client:
         outbound, terms = self.outbound, self._terms
         if self.careful or terms.lane is no_lane or outbound.gate or terms.journal.gate:
             return False
-        run = session.inflight.take_run(session.queue, self.version, session.terms.overhead)
+        run = session.take_run(self.version)
         if run is not None:
             terms.stats.publish_sent += run.count
             outbound.put(run.packets, run.count)

@@ -19,11 +19,10 @@ from broker.hook.limits import Rate, Takeovers
 from broker.hook.stats import Stats
 from broker.packet.message import Message
 from broker.router import Router
-from broker.session.manager import SessionManager
+from broker.session.manager import ClientTurns, SessionManager
 from broker.session.restore import Restore
 from broker.session.session import Session
 from broker.session.terms import Terms
-from broker.session.turns import ClientTurns
 from broker.store.base import DurableStore
 from broker.store.budget import ByteBudget
 from broker.store.journal import Journal, levels_of

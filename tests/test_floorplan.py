@@ -60,7 +60,7 @@ MODULES: dict[str, set[str]] = {
         *("budget", "journal", "schema", "rows", "pages", "repair"),
     },
     "session": {
-        *("session", "manager", "inflight", "alias", "will", "turns", "terms", "record", "restore"),
+        *("session", "manager", "queue", "inflight", "alias", "will", "terms", "record", "restore"),
     },
     "hook": {
         *("base", "hooks", "auth", "acl", "limits", "stats", "export", "dedup"),

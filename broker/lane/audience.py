@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from broker.client import Client
+from broker.outbound import Outbound
 from broker.packet.enums import Version
 from broker.session.session import Session
 from broker.topic.subscription import Subscription
@@ -14,17 +15,25 @@ TOGETHER = 200_000  # QoS 1 packets that are numbered at a time, one for each me
 
 
 class Member:
-    """A session, the connection that it had then, and what was collected for it of one read."""
+    """A session, the connection that it had then, and what was collected for it of one read.
 
-    __slots__ = ("collects", "five", "link", "outbound", "parts", "session")
+    One without a connection can only queue QoS 1: it has none of the other fields.
+    """
 
-    def __init__(self, session: Session, link: Client) -> None:
+    __slots__ = ("collects", "five", "link", "outbound", "parts", "queues", "session")
+
+    outbound: Outbound
+    five: bool
+
+    def __init__(self, session: Session, link: Client | None) -> None:
         self.session = session
         self.link = link
-        self.outbound = link.outbound
-        self.five = link.version is Version.MQTT_5
+        if link is not None:
+            self.outbound = link.outbound
+            self.five = link.version is Version.MQTT_5
         self.parts: list[bytes] = []  # QoS 0 packets
         self.collects = False  # it was found to be ready in this read
+        self.queues = link is None  # QoS 1 waits in the session
 
     @property
     def ready(self) -> bool:
@@ -42,10 +51,15 @@ class Member:
             self.outbound.put(packets, 0)
 
     def room(self, size: int) -> int:
-        """How many QoS 1 messages, *size* bytes in all, it can be sent at once without telling a store."""
+        """How many QoS 1 messages, *size* bytes in all, it can be sent, or queue, without telling a store."""
         session = self.session
         inflight, terms = session.inflight, session.terms
-        if session.queue or inflight.resend or session.state is not None or self.outbound.gate:
+        if session.link is not self.link or session.state is not None:
+            return 0
+        self.queues = bool(self.link is None or session.queue or inflight.resend)
+        if self.queues:
+            return session.room(size)
+        if not self.ready or self.outbound.gate:
             return 0
         free = terms.maximum_queued_bytes - session.bytes - size
         return min(inflight.window - inflight.used, inflight.count_unused(), free // (terms.overhead or 1))
@@ -74,7 +88,7 @@ class Audience1:
     not matter which of them is served first.
     """
 
-    __slots__ = ("alone", "heads", "lowered", "members", "numbered", "opened", "room", "tails")
+    __slots__ = ("alone", "heads", "lowered", "members", "numbered", "opened", "queued", "room", "tails")
 
     def __init__(self, members: Iterable[tuple[Member, int]]) -> None:
         pairs = tuple(members)
@@ -86,13 +100,14 @@ class Audience1:
         self.tails: list[bytes] = []  # what is behind it
         self.room = 0  # for more of them
         self.opened = False
+        self.queued = 0  # members who queue them
 
     def opens(self, size: int, free: int, overhead: int) -> bool:
         """Whether packets of a read, *size* bytes at most, may be collected now.
 
         *free* bytes are left in the byte budget, and each message takes *overhead* besides its own.
         """
-        for member in self.members:
+        for member in self.lowered:
             if not member.ready:
                 return False
         room = size
@@ -101,16 +116,26 @@ class Audience1:
             room = min(room, max(1, TOGETHER // len(self.numbered)))
             for member in self.numbered:
                 room = min(room, member.room(size))
+            self.queued = sum(member.queues for member in self.numbered)
         self.room = room
         return room > 0
 
 
-def find_links(direct: Iterable[tuple[Any, Subscription]]) -> list[tuple[Session, Client, int]] | None:
-    """Who they are, with the QoS of each; None: for one of them each message needs a decision."""
-    found = []
+def find_links(
+    direct: Iterable[tuple[Any, Subscription]], qos: int
+) -> list[tuple[Session, Client | None, int]] | None:
+    """Who they are, with the QoS of each; None: for one of them each message of *qos* needs a decision."""
+    found: list[tuple[Session, Client | None, int]] = []
     for subscriber, subscription in direct:
-        link = subscriber.link if isinstance(subscriber, Session) else None
-        if not isinstance(link, Client) or link.careful or subscription.identifiers or subscription.no_local:
+        if not isinstance(subscriber, Session) or subscription.identifiers or subscription.no_local:
             return None
-        found.append((subscriber, link, subscription.qos))
+        link = subscriber.link
+        if isinstance(link, Client):
+            if link.careful:
+                return None
+            found.append((subscriber, link, subscription.qos))
+        elif link is None and qos and subscription.qos:
+            found.append((subscriber, None, subscription.qos))
+        else:
+            return None
     return found

@@ -31,7 +31,7 @@ class Known:
         self._names = names
         self._check_topic = check_topic
         self._generation = -1
-        self._attached = -1
+        self._turnover = -1
         self._searches_until = 0.0  # 0: nothing was searched for yet
         self._late = False  # that time is over
         self.now: Callable[[], float] = monotonic
@@ -45,14 +45,14 @@ class Known:
     def begin(self) -> None:
         """A read begins: what is out of date is forgotten."""
         core = self._core
-        if core.tree.generation != self._generation or core.sessions.terms.attached != self._attached:
+        if core.tree.generation != self._generation or core.sessions.terms.turnover != self._turnover:
             self.forget()
         self._searches_until, self._late = 0.0, False
 
     def forget(self) -> None:
         """Subscriptions or connections have changed, or too much is known."""
         self._generation = self._core.tree.generation
-        self._attached = self._core.sessions.terms.attached
+        self._turnover = self._core.sessions.terms.turnover
         self.qos_0 = ({}, {})
         self.qos_1 = ({}, {})
         self._members.clear()
@@ -70,7 +70,7 @@ class Known:
         if topic_name not in tree.routes and not self._may_search():
             return None
         route = tree.match(topic_name)
-        links = None if route.groups else find_links(route.direct)
+        links = None if route.groups else find_links(route.direct, qos)
         if links is None or (qos and five and not links):  # then PUBACK says that nobody matched
             return None
         if len({session for session, _, _ in links}) < len(links):  # room and order are for one each

@@ -27,10 +27,10 @@ from broker.lane.runs import (
     count_same,
     is_begun,
     repeats,
-    rewrite,
     rewrite_aliases,
 )
 from broker.packet.enums import Version
+from broker.packet.message import rewrite
 from broker.packet.wire import TopicNames
 from broker.session.inflight import SentRun
 
@@ -260,7 +260,7 @@ class Lane:
                 runs = at > begin
                 audience, last_topic, last_length = None, b"", 0
                 continue
-            if audience is None or not audience.room:
+            if audience is None or not audience.room or (block and audience.queued):
                 break
             last_length = length
             identifiers.append(identifier)
@@ -336,6 +336,9 @@ class Lane:
         self._work += len(audience.numbered) * count // EACH
         made: dict[tuple[bool, int], bytes] = {}  # for those that are to get the same
         for member in audience.numbered:
+            if member.queues:
+                member.session.enqueue_run(stretch.queued(self._overhead))
+                continue
             first = member.session.inflight.next_unused()
             packets = made.get((member.five, first))
             if packets is None:
@@ -349,7 +352,7 @@ class Lane:
         stats = self._core.stats
         stats.publish_received += count
         stats.messages_received += count
-        stats.publish_sent += count * len(audience.members)
+        stats.publish_sent += count * (len(audience.members) - audience.queued)
 
     # ---- PUBACK
 
@@ -368,6 +371,7 @@ class Lane:
             session.acknowledge_run(number)
             at += 4 * number
         if at > begin:
+            session.pump()
             self._core.stats.messages_received += (at - begin) // 4
             client.outbound.resume_feed()
         return at

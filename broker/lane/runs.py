@@ -9,9 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 
-from broker.packet.message import ENCODED_TOPICS
+from broker.packet.message import (
+    ENCODED_TOPICS,
+    LAST_IDENTIFIER,
+    bounds,
+    halves,
+    renumber,
+    rewrite,
+    text_size,
+)
 from broker.packet.wire import varint_bytes
-from broker.session.inflight import LAST_IDENTIFIER
+from broker.session.queue import QueuedRun
 
 FEW = 8  # packets: as many must be left in a read for a run to be looked for
 GALLOP = (16, 256)  # so many are looked at first, then all: a run that ends early costs little
@@ -38,13 +46,6 @@ def count_equal(data: bytes, at: int, size: int, beginning: bytes) -> int:
 
 
 @cache
-def _halves() -> tuple[bytes, bytes]:
-    """The high and the low bytes of all Packet Identifiers, by identifier."""
-    numbers = range(LAST_IDENTIFIER + 1)
-    return bytes(number >> 8 for number in numbers), bytes(number & 0xFF for number in numbers)
-
-
-@cache
 def _identifiers() -> list[bytes]:
     """All Packet Identifiers as they stand in packets. 2.5 MB, made when the first is needed."""
     return [number.to_bytes(2, "big") for number in range(LAST_IDENTIFIER + 1)]
@@ -53,7 +54,7 @@ def _identifiers() -> list[bytes]:
 @cache
 def acknowledgements(first_byte: int) -> bytes:
     """All four byte acknowledgements of one type, from identifier 0 on: that of *n* stands at 4 * n."""
-    high, low = _halves()
+    high, low = halves()
     packets = bytearray(bytes((first_byte, 2, 0, 0)) * len(high))
     packets[2::4], packets[3::4] = high, low
     return bytes(packets)
@@ -86,6 +87,14 @@ class Stretch:
         """The packets as QoS 0, for a 5.0 client or another."""
         return rewrite(self.numbered(self.five, 1), self.five, 1, five, 0)
 
+    def queued(self, overhead: int) -> QueuedRun:
+        """The packets, none of which has a property, as a session keeps them; *overhead* bytes for each."""
+        cost = self.count * (overhead - self.five) + sum(map(len, self._tails))
+        for head in self._heads:
+            cost += topic_size(head[5:] if head[1] > 0x7F else head[4:])
+        packets = self.numbered(self.five, 1)
+        return QueuedRun(packets, self.count, self.five, self.client_id, cost, overhead)
+
 
 class Run:
     """As Stretch: packets of one publisher that are of equal *size*, with the identifier at *offset*."""
@@ -102,15 +111,20 @@ class Run:
 
     def numbered(self, five: bool, first: int) -> bytes:
         """See Stretch."""
-        high, low = _halves()
-        out = bytearray(self._packets)
-        out[self._offset :: self._size] = high[first : first + self.count]
-        out[self._offset + 1 :: self._size] = low[first : first + self.count]
-        return bytes(out) if five == self.five else rewrite(bytes(out), self.five, 1, five, 1)
+        packets = renumber(self._packets, self._size, self._offset, first)
+        return packets if five == self.five else rewrite(packets, self.five, 1, five, 1)
 
     def without_identifiers(self, five: bool) -> bytes:
         """See Stretch."""
         return rewrite(self._packets, self.five, 1, five, 0)
+
+    def queued(self, overhead: int) -> QueuedRun:
+        """See Stretch."""
+        size, offset, packets = self._size, self._offset, self._packets
+        name = packets[5 if packets[1] > 0x7F else 4 : offset]
+        unit = topic_size(name) + size - offset - 2 - self.five + overhead
+        cost = unit * self.count
+        return QueuedRun(packets, self.count, self.five, self.client_id, cost, overhead, size, offset)
 
     def acknowledgements(self, first_byte: int) -> bytes:
         """One for each, with its identifier; b"" if one of them is 0."""
@@ -120,40 +134,6 @@ class Run:
         out = bytearray(bytes((first_byte, 2, 0, 0)) * self.count)
         out[2::4], out[3::4] = high, low
         return bytes(out)
-
-
-def bounds(data: bytes, at: int) -> tuple[int, int]:
-    """Where the body of the packet at *at* begins and ends; an end of 0: its length is not there or not ours.
-
-    It may end behind *data*. A length of more than two bytes, or one that is longer than needed, is not ours.
-    """
-    left = len(data) - at
-    if left < 2:
-        return 0, 0
-    length, start = data[at + 1], at + 2
-    if length > 0x7F:
-        if left < 3 or not 0 < data[at + 2] < 0x80:
-            return 0, 0
-        length, start = length & 0x7F | data[at + 2] << 7, at + 3
-    return start, start + length
-
-
-def rewrite(stretch: bytes, five: bool, qos: int, to_five: bool, to_qos: int) -> bytes:
-    """PUBLISH packets of one version and QoS as those of another; *to_qos* is *qos* or 0.
-
-    *stretch* has no flags but *qos*, and properties of less than 128 bytes, which 3.x does not get.
-    """
-    out, at, first_byte = bytearray(), 0, bytes((0x30 | to_qos << 1,))
-    while at < len(stretch):
-        start, at = bounds(stretch, at)
-        topic_end = start + 2 + (stretch[start] << 8 | stretch[start + 1])
-        block_at = topic_end + 2 * qos
-        payload_at = block_at + 1 + stretch[block_at] if five else block_at
-        head = stretch[start : block_at if to_qos else topic_end]
-        block = (stretch[block_at:payload_at] or b"\0") if to_five else b""
-        out += first_byte + varint_bytes(len(head) + len(block) + at - payload_at)
-        out += head + block + stretch[payload_at:at]
-    return bytes(out)
 
 
 def rewrite_aliases(
@@ -182,6 +162,11 @@ def rewrite_aliases(
         most -= len(body)
         at = end
     return b"".join(out), at
+
+
+def topic_size(name: bytes) -> int:
+    """What `text_size` says of a Topic Name that stands there as *name*."""
+    return len(name) if name.isascii() else text_size(name.decode())
 
 
 def repeats(data: bytes, at: int, end: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from math import ceil
 from typing import Any
 
@@ -22,6 +23,7 @@ from broker.packet.wire import TopicNames, string_bytes, varint_bytes
 __all__ = ["Message", "encode_publish", "text_size", "travelling"]
 
 MQTT_5 = Version.MQTT_5
+LAST_IDENTIFIER = 65535
 
 _FIRST_BYTES = tuple(bytes((0x30 | flags,)) for flags in range(16))
 _RETAINED_HEADS = tuple(bytes((0x31, length)) for length in range(128))
@@ -299,3 +301,69 @@ def _properties(
     for identifier in identifiers:
         block += b"\x0b" + varint_bytes(identifier)
     return varint_bytes(len(block)) + block
+
+
+# ---- packets as bytes, many at once
+
+
+@cache
+def halves() -> tuple[bytes, bytes]:
+    """The high and the low bytes of all Packet Identifiers, by identifier."""
+    numbers = range(LAST_IDENTIFIER + 1)
+    return bytes(number >> 8 for number in numbers), bytes(number & 0xFF for number in numbers)
+
+
+def bounds(data: bytes, at: int) -> tuple[int, int]:
+    """Where the body of the packet at *at* begins and ends; an end of 0: its length is not there or not ours.
+
+    It may end behind *data*. A length of more than two bytes, or one that is longer than needed, is not ours.
+    """
+    left = len(data) - at
+    if left < 2:
+        return 0, 0
+    length, start = data[at + 1], at + 2
+    if length > 0x7F:
+        if left < 3 or not 0 < data[at + 2] < 0x80:
+            return 0, 0
+        length, start = length & 0x7F | data[at + 2] << 7, at + 3
+    return start, start + length
+
+
+def rewrite(stretch: bytes, five: bool, qos: int, to_five: bool, to_qos: int) -> bytes:
+    """PUBLISH packets of one version and QoS as those of another; *to_qos* is *qos* or 0.
+
+    *stretch* has no flags but *qos*, and properties of less than 128 bytes, which 3.x does not get.
+    """
+    out, at, first_byte = bytearray(), 0, bytes((0x30 | to_qos << 1,))
+    while at < len(stretch):
+        start, at = bounds(stretch, at)
+        topic_end = start + 2 + (stretch[start] << 8 | stretch[start + 1])
+        block_at = topic_end + 2 * qos
+        payload_at = block_at + 1 + stretch[block_at] if five else block_at
+        head = stretch[start : block_at if to_qos else topic_end]
+        block = (stretch[block_at:payload_at] or b"\0") if to_five else b""
+        out += first_byte + varint_bytes(len(head) + len(block) + at - payload_at)
+        out += head + block + stretch[payload_at:at]
+    return bytes(out)
+
+
+def renumber(packets: bytes, size: int, offset: int, first: int) -> bytes:
+    """QoS 1 *packets* of *size* bytes each, with the identifiers from *first* on, which stand at *offset*."""
+    high, low = halves()
+    count = len(packets) // size
+    out = bytearray(packets)
+    out[offset::size] = high[first : first + count]
+    out[offset + 1 :: size] = low[first : first + count]
+    return bytes(out)
+
+
+def renumber_each(packets: bytes, first: int) -> bytes:
+    """The same for packets of any size."""
+    out, at = bytearray(packets), 0
+    while at < len(packets):
+        start, at = bounds(packets, at)
+        place = start + 2 + (packets[start] << 8 | packets[start + 1])
+        out[place] = first >> 8
+        out[place + 1] = first & 0xFF
+        first += 1
+    return bytes(out)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 from broker.packet.enums import PacketType, Version
 from broker.packet.message import Message
 from broker.packet.packets import Pubrel
-from broker.session.inflight import NO_DELIVERIES, Delivery, Inflight, SentRun, State
+from broker.session.inflight import Delivery, Inflight, SentRun, State
+from broker.session.queue import Queue
 from broker.session.terms import Link, Recorder, Terms
 from broker.session.will import NEVER, PendingWill
 from broker.topic.shared import Turn
@@ -16,33 +15,26 @@ from broker.topic.subscription import Subscription, footprint
 FOR_EVER = 0xFFFFFFFF  # the Session Expiry Interval that never ends [MQTT5 3.1.2.11.2]
 
 
-class Session:
+class Session(Queue):
     """The state of one ClientID [MQTT5 4.1]: subscriptions, queue, in-flight messages both ways, will.
 
     A Subscriber: `deliver` is a plain call from the router. `epoch` counts connections; a
     connection that finds another epoch than its own is not the owner any more. `ends_at` and
-    `will_due` are deadlines on the clock, NEVER while they do not run. `bytes` is what its messages
-    take of the byte budget, queued, in flight and held; `fixed_bytes` what else it takes. With a durable
+    `will_due` are deadlines on the clock, NEVER while they do not run. `fixed_bytes` is what it takes of the
+    byte budget besides its messages (`bytes`). With a durable
     store, `recorder` is told of will and deadlines, and `state` (the same, or None for a session that ends
     with its connection) of all else.
     """
 
     __slots__ = (
-        "bytes", "client_id", "disconnect_slow", "ends_at", "epoch", "expiry_interval", "fixed_bytes",
-        "inflight", "info", "keeps_retain", "link", "queue", "queue_expires_at", "queued_qos_0", "recorder",
-        "state", "subscriptions", "terms", "user_name", "version", "will", "will_due",
+        "ends_at", "epoch", "expiry_interval", "fixed_bytes", "info", "keeps_retain", "link", "recorder",
+        "state", "subscriptions", "user_name", "version", "will", "will_due",
     )  # fmt: skip
 
     def __init__(self, client_id: str, terms: Terms) -> None:
-        self.client_id = client_id
-        self.terms = terms
+        super().__init__(client_id, terms)
         self.subscriptions: dict[str, Subscription] = {}  # by full Topic Filter
-        self.inflight = Inflight()
-        self.queue = NO_DELIVERIES
-        self.queued_qos_0 = 0  # while any waits, later QoS 0 waits behind it [B12]
-        self.bytes = 0
         self.fixed_bytes = 0
-        self.queue_expires_at = NEVER  # the earliest deadline in the queue, or earlier
         self.expiry_interval = 0  # seconds
         self.ends_at = NEVER
         self.will: PendingWill | None = None
@@ -55,7 +47,6 @@ class Session:
         self.state: Recorder | None = None
         self.epoch = 0
         self.keeps_retain = True  # the connected client knows Retain As Published
-        self.disconnect_slow = False  # the queue is full and the setting says to disconnect
 
     @property
     def connected(self) -> bool:
@@ -73,7 +64,7 @@ class Session:
         self.link = link
         self.disconnect_slow = False  # a queue that filled up while nobody was connected
         self.ends_at = self.will_due = NEVER
-        self.terms.attached += 1
+        self.terms.turnover += 1
         self.thaw()
         self.inflight.open(window)
         self.note()
@@ -89,6 +80,7 @@ class Session:
         if epoch != self.epoch or self.link is None:
             return False
         self.link = None
+        self.terms.turnover += 1
         self.inflight.close()
         return True
 
@@ -137,17 +129,6 @@ class Session:
         else:
             self._enqueue(delivery)
 
-    def _shed_qos_0(self, cost: int) -> bool:
-        """The budget of the process is spent: take *cost* bytes of what queued QoS 0 gives back."""
-        if not self.queued_qos_0:
-            return False
-        shed = [queued for queued in self.queue if queued.qos == 0]
-        self.queue = deque(queued for queued in self.queue if queued.qos)
-        for queued in shed:
-            self.queued_qos_0 -= queued.qos == 0
-            self._drop(queued, "memory")
-        return self.terms.budget.take(cost)
-
     @property
     def ready(self) -> bool:
         """Whether a QoS 1 or 2 message could be sent in this moment."""
@@ -174,86 +155,6 @@ class Session:
     def _retain(self, delivery: Delivery) -> bool:
         return delivery.retain and (self.keeps_retain or delivery.requested)
 
-    def _enqueue(self, delivery: Delivery) -> None:
-        message = delivery.message
-        if message.expires_at is not None:
-            if message.expires_at <= self.terms.clock():
-                self._drop(delivery, "expired")
-                return
-            if message.expires_at < self.queue_expires_at:
-                self.queue_expires_at = message.expires_at
-                self.terms.expiring(self)
-        if self._is_full(len(self.queue) + 1) and not self._make_room(delivery):
-            return
-        delivery.message = message if message.qos else message.bare()  # the router drops the frames of others
-        self.enqueue(delivery)
-        self.queued_qos_0 += delivery.qos == 0
-
-    def enqueue(self, delivery: Delivery) -> None:
-        """Put *delivery*, which is counted, at the end of the queue."""
-        self.queue = deque() if self.queue is NO_DELIVERIES else self.queue
-        self.queue.append(delivery)
-
-    def _is_full(self, messages: int, more: int = 0) -> bool:
-        """Whether *messages* in the queue, and *more* bytes than now, are too many."""
-        terms = self.terms
-        return messages > terms.maximum_queued_messages or self.bytes + more > terms.maximum_queued_bytes
-
-    def _make_room(self, delivery: Delivery) -> bool:
-        """The queue is full: whether *delivery*, counted in `bytes` already, may still go in.
-
-        What has expired goes first, then QoS 0, then by setting.
-        """
-        policy = self.terms.queue_full
-        if self.terms.clock() >= self.queue_expires_at:
-            self.drop_expired()
-        if self.queued_qos_0:
-            self._drop_queued_qos_0()
-        if policy == "drop_oldest" and delivery.message.size <= self.terms.maximum_queued_bytes:
-            while self.queue and self._is_full(len(self.queue) + 1):
-                self._drop(self._take_next(), "queue_full")
-        if not self._is_full(len(self.queue) + 1):
-            return True
-        self.disconnect_slow = policy == "disconnect"
-        self._drop(delivery, "queue_full")
-        return False
-
-    def drop_expired(self) -> None:
-        """Drop what has expired in the queue. Cost: one look at all of it."""
-        now = self.terms.clock()
-        kept, expired, earliest = deque[Delivery](), [], NEVER
-        for queued in self.queue:
-            deadline = queued.message.expires_at
-            if deadline is not None and deadline <= now:
-                expired.append(queued)
-            else:
-                kept.append(queued)
-                earliest = earliest if deadline is None else min(earliest, deadline)
-        self.queue, self.queue_expires_at = kept, earliest
-        for queued in expired:
-            self.queued_qos_0 -= queued.qos == 0
-            self._drop(queued, "expired")
-        if earliest != NEVER:
-            self.terms.expiring(self)
-
-    def _drop_queued_qos_0(self) -> None:
-        """Drop QoS 0 from the queue until there is room."""
-        for queued in [queued for queued in self.queue if queued.qos == 0]:
-            if not self._is_full(len(self.queue) + 1):
-                return
-            self.queue.remove(queued)
-            self.queued_qos_0 -= queued.qos == 0
-            self._drop(queued, "queue_full")
-
-    def _take_next(self) -> Delivery:
-        delivery = self.queue.popleft()
-        self.queued_qos_0 -= delivery.qos == 0
-        return delivery
-
-    def _drop(self, delivery: Delivery, reason: str) -> None:
-        self._release(delivery)
-        self.terms.dropped(self.client_id, delivery.message, reason)
-
     def _stepped(self, delivery: Delivery) -> int:
         """Tell the store of its new state; gives the batch to wait for."""
         return delivery.record.stepped(delivery) if delivery.record is not None else 0
@@ -261,22 +162,6 @@ class Session:
     @staticmethod
     def _unstored(delivery: Delivery) -> int:
         return delivery.record.unstored(delivery) if delivery.record is not None else 0
-
-    def _release(self, delivery: Delivery) -> int:
-        """It is not ours any more; gives the batch to wait for before anything is made of that."""
-        self._give(delivery.message.size + self.terms.overhead)
-        return delivery.record.gone(delivery) if delivery.record is not None else 0
-
-    def revoke(self, delivery: Delivery) -> None:
-        """The store refused the message of *delivery*; one that was sent already is completed."""
-        if delivery.state is State.QUEUED and delivery in self.queue:
-            self.queue.remove(delivery)
-            self.queued_qos_0 -= delivery.qos == 0
-            self._drop(delivery, "store_failed")
-
-    def _give(self, cost: int) -> None:
-        self.bytes -= cost
-        self.terms.budget.give(cost)
 
     def pump(self) -> None:
         """Send what may be sent now: first what an earlier connection left, in order, then the queue."""
@@ -350,10 +235,8 @@ class Session:
         self.inflight.add_run(run)
 
     def acknowledge_run(self, count: int) -> None:
-        """PUBACK for the first *count* messages of the oldest run."""
+        """PUBACK for the first *count* messages of the oldest run; then somebody must `pump`."""
         self._give(self.inflight.acknowledge_run(count))
-        if self.queue or self.inflight.resend:
-            self.pump()
 
     def thaw(self) -> None:
         """Something has to be known of single messages: runs become deliveries."""
@@ -430,9 +313,9 @@ class Session:
                 return Turn.FULL if self.link.full else Turn.READY
             if self.ready and not self.queue:
                 return Turn.READY
-            full = self._is_full(len(self.queue) + 1, message.size + self.terms.overhead)
+            full = self._is_full(self.waiting + 1, message.size + self.terms.overhead)
             return Turn.REFUSES if full else Turn.FULL
-        if qos == 0 or self._is_full(len(self.queue) + 1, message.size + self.terms.overhead):
+        if qos == 0 or self._is_full(self.waiting + 1, message.size + self.terms.overhead):
             return Turn.REFUSES
         return Turn.OFFLINE
 
@@ -440,20 +323,10 @@ class Session:
         """Whether *message*, of which there is no hurry, had better not be delivered now."""
         if qos == 0 or (self.ready and not self.queue and self.bytes == 0):
             return False
-        half_full = len(self.queue) >= max(1, (terms := self.terms).maximum_queued_messages // 2)
+        half_full = self.waiting >= max(1, (terms := self.terms).maximum_queued_messages // 2)
         too_much = 2 * self.bytes + message.size > terms.maximum_queued_bytes
         no_budget = not terms.budget.has(message.size + terms.overhead)
         return too_much or no_budget or (half_full and not self.ready)
-
-    def take_shared(self, share: str = "") -> list[Delivery]:
-        """Remove the queued, never sent deliveries of shared subscriptions: of *share*, or of all."""
-        taken = [d for d in self.queue if d.share and (not share or d.share == share)]
-        if taken:
-            self.queue = deque(d for d in self.queue if not (d.share and (not share or d.share == share)))
-        for delivery in taken:
-            self.queued_qos_0 -= delivery.qos == 0
-            self._release(delivery)
-        return taken
 
     def take_unacknowledged(self) -> list[Delivery]:
         """Remove the QoS 1 deliveries of shared subscriptions that were sent and not acknowledged."""
@@ -469,12 +342,11 @@ class Session:
     def clear(self) -> None:
         """Give back all that is held for this session, but a pending will."""
         self.thaw()
-        for delivery in (*self.queue, *self.inflight.entries.values()):
+        self._empty()
+        for delivery in self.inflight.entries.values():
             self._release(delivery)
         for packet_id in tuple(self.inflight.held):
             self.let_go(packet_id)
-        self.queue = NO_DELIVERIES
-        self.queued_qos_0 = 0
         self.inflight = Inflight()
         self.forget_state()
         self.subscriptions.clear()
@@ -488,7 +360,7 @@ class Session:
         state, self.state = self.state, None
         for topic_filter in self.subscriptions:
             state.unsubscribed(topic_filter)
-        for delivery in (*self.queue, *self.inflight.entries.values()):
+        for delivery in (*self._singles(lambda each: True), *self.inflight.entries.values()):
             state.gone(delivery)
         for packet_id, message in self.inflight.held.items():
             state.let_go(packet_id, message)

@@ -94,4 +94,4 @@ class Terms:
     maximum_queued_bytes: int = 1 << 26  # queued, in flight and held, of one session
     queue_full: str = "drop_newest"
     queue_qos_0: bool = False
-    attached: int = 0  # connections that took a session, ever
+    turnover: int = 0  # grows when a connection takes or leaves a session

@@ -207,7 +207,7 @@ class Scene:
         """No session holds more than it may, but for one message that is larger than all of that."""
         most = self.broker.config.limits.maximum_queued_bytes
         for session in self.broker._core.sessions:
-            held = len(session.queue) + len(session.inflight.entries) + len(session.inflight.held)
+            held = session.waiting + len(session.inflight.entries) + len(session.inflight.held)
             assert session.bytes <= most or held == 1, f"{held} messages of {session.bytes} bytes"
 
     async def pass_time(self, draw: Draw) -> None:

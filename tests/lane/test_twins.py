@@ -19,6 +19,8 @@ from broker.packet import packets as mqtt
 from broker.packet.codec import encode
 from broker.packet.enums import Version
 from broker.packet.reader import PacketReader
+from broker.session.inflight import Delivery
+from broker.session.queue import QueuedRun
 from broker.transport.memory import MemoryListener
 from tests.peer import Clock, memory_broker
 
@@ -77,11 +79,15 @@ class One:
 class Side:
     """One broker and its clients, by number."""
 
-    def __init__(self, fast_lane: bool, limits: dict[str, Any], overlap: str) -> None:
+    def __init__(
+        self, fast_lane: bool, limits: dict[str, Any], overlap: str, maximum_bytes: int = 1 << 30
+    ) -> None:
         self.clock = Clock()
         self.drops: Counter[tuple[str, str]] = Counter()
         config = Config(
-            capacity=Capacity(sweep_interval=0, fast_lane=fast_lane, sys_interval=0),
+            capacity=Capacity(
+                sweep_interval=0, fast_lane=fast_lane, sys_interval=0, maximum_bytes=maximum_bytes
+            ),
             limits=Limits(**limits),
             protocol=Protocol(takeover="any", overlap=overlap),  # type: ignore[arg-type]
         )
@@ -90,11 +96,15 @@ class Side:
         self.clients: dict[int, One] = {}
         self.cut_off = False  # somebody was
 
-    async def connect(self, number: int, version: Version, clean: bool, window: int) -> None:
+    async def connect(
+        self, number: int, version: Version, clean: bool, window: int, careful: bool = False
+    ) -> None:
         one = self.clients[number] = One(self.broker, f"{number}", version)
         properties: dict[str, Any] = {}
         if version is Version.MQTT_5:
             properties = {"session_expiry_interval": 1000, "receive_maximum": window}
+        if careful:  # nothing is sent to it but by the readable lane
+            properties["maximum_packet_size"] = 100_000
         self.send(number, encode(mqtt.Connect(f"c{number}", version, clean, properties=properties), version))
         one.unacknowledged.clear()
 
@@ -123,7 +133,14 @@ class Side:
     def of_session(session: Any) -> tuple[Any, ...]:
         inflight = session.inflight
         in_flight = len(inflight.entries) + sum(run.count for run in inflight.runs or ())
-        return (session.connected, len(session.queue), in_flight, inflight.used, sorted(inflight.held))
+        queued = sum(of_queued(each, session.terms.overhead) for each in session.queue)
+        flow = (session.waiting, queued, session.queued_qos_0, in_flight, inflight.used)
+        return (session.connected, *flow, sorted(inflight.held))
+
+
+def of_queued(queued: Delivery | QueuedRun, overhead: int) -> int:
+    """Bytes of the budget that it takes."""
+    return queued.cost if isinstance(queued, QueuedRun) else queued.message.size + overhead
 
 
 # ---- what happens
@@ -206,7 +223,9 @@ class Conversation:
         if event["do"] == "connect":
             self.versions[number] = event["version"]
             for side in self.sides:
-                await side.connect(number, event["version"], event["clean"], event["window"])
+                await side.connect(
+                    number, event["version"], event["clean"], event["window"], event.get("careful", False)
+                )
         elif number in self.versions:
             getattr(self, event["do"])(number, event)
         for _ in range(TURNS):
@@ -324,3 +343,98 @@ def test_the_same_with_and_without_it(
     happening: list[dict[str, Any]], limits: dict[str, Any], overlap: str
 ) -> None:
     asyncio.run(compare(happening, limits, overlap))
+
+
+# ---- those who are away, and come back
+
+PLAIN: tuple[dict[str, Any], ...] = ({}, {}, {}, {"content_type": "x"}, {"message_expiry_interval": 60})
+
+
+@st.composite
+def floods(draw: st.DrawFn) -> dict[str, Any]:
+    """Mostly what waits in runs."""
+    messages = [
+        {
+            "topic": draw(st.sampled_from(("a", "a", "a", "a/b", "c", "é/ü"))),
+            "size": draw(st.sampled_from((0, 3, 3, 50, 127, 900))),
+            "qos": draw(st.sampled_from((0, 1, 1, 1, 1, 1, 1, 2))),
+            "retain": False,
+            "dup": False,
+            "properties": draw(st.sampled_from(PLAIN)),
+            "count": draw(st.sampled_from((1, 7, 9, 30, 300))),
+        }
+        for _ in range(draw(st.integers(1, 3)))
+    ]
+    first = draw(st.sampled_from((1, 300, 65_500)))
+    who, mixed = draw(st.integers(0, 2)), draw(st.integers(0, 3)) == 0
+    return {"do": "burst", "who": who, "messages": messages, "mixed": mixed, "cuts": [], "first": first}
+
+
+def comings_and_goings(careful: bool) -> st.SearchStrategy[dict[str, Any]]:
+    back = st.fixed_dictionaries(
+        {
+            "do": st.just("connect"),
+            "who": st.just(3),
+            "version": st.just(Version.MQTT_5) if careful else st.sampled_from(list(VERSIONS)),
+            "clean": st.sampled_from((False, False, False, True)),
+            "window": st.sampled_from((1, 3, 9, 40, 65535)),
+            "careful": st.just(careful),
+        }
+    )
+    acks = st.fixed_dictionaries(
+        {
+            "do": st.just("acknowledge"),
+            "who": st.just(3),
+            "count": st.sampled_from((1, 2, 5, 20, 1000)),
+            "order": st.sampled_from(("same", "same", "same", "same", "reversed", "skipped")),
+        }
+    )
+    kinds = st.sampled_from(("drop", "drop", "disconnect", "wait"))
+    leaves = st.fixed_dictionaries({"do": kinds, "who": st.just(3)})
+    return st.one_of(floods(), floods(), floods(), back, acks, acks, leaves)
+
+
+POLICIES = ("drop_newest", "drop_oldest", "disconnect")
+VERSIONS = (Version.MQTT_5, Version.MQTT_3_1_1)
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data(), few=st.booleans(), policy=st.sampled_from(POLICIES))
+def test_who_is_away_finds_the_same(data: st.DataObject, few: bool, policy: str) -> None:
+    """Queues in runs; *few*: to the byte, where those to whom the fast lane sends are counted by packets."""
+    limits: dict[str, Any] = {
+        "queue_full": policy,
+        "queue_qos_0": data.draw(st.booleans()),
+        "maximum_queued_messages": data.draw(st.sampled_from((10, 320, 1000, 100_000))),
+        "maximum_user_properties": 64,
+    }
+    room = 1 << 30
+    if few:
+        limits["maximum_queued_bytes"] = data.draw(st.sampled_from((20_000, 300_000, 1 << 26)))
+        room = data.draw(st.sampled_from((200_000, 1 << 20)))
+    happening = data.draw(st.lists(comings_and_goings(few), min_size=3, max_size=20))
+    qos = data.draw(st.sampled_from((1, 1, 1, 2)))
+    asyncio.run(compare_away(happening, limits, few, room, qos))
+
+
+async def compare_away(
+    happening: list[dict[str, Any]], limits: dict[str, Any], careful: bool, room: int, qos: int
+) -> None:
+    sides = Side(True, limits, "merge", room), Side(False, limits, "merge", room)
+    async with sides[0].broker, sides[1].broker:
+        talk = Conversation(sides)
+        for number in range(3):
+            await talk.step({"do": "connect", "who": number, "clean": True, "window": 65535,
+                             "version": VERSIONS[number % 2]})  # fmt: skip
+        away = {"who": 3, "clean": False, "window": 65535, "version": Version.MQTT_5, "careful": careful}
+        await talk.step({**away, "do": "connect"})
+        for topic_filter in ("a", "+/b", "#"):
+            await talk.step({"do": "subscribe", "who": 3, "filter": topic_filter, "qos": qos,
+                             "no_local": False, "identifier": 0})  # fmt: skip
+        await talk.step({"do": "drop", "who": 3})
+        for event in happening:
+            await talk.step(event)
+            fast, readable = (side.image() for side in sides)
+            assert fast == readable, event
+        used = [side.broker._core.budget.used for side in sides]
+        assert not careful or used[0] == used[1]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from broker.session.turns import ClientTurns
+from broker.session.manager import ClientTurns
 from tests.peer import run_async
 
 

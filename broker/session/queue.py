@@ -1,0 +1,334 @@
+"""Queue: the messages of one session that wait to be sent, singly or in runs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import ClassVar
+
+from broker.packet.enums import Version
+from broker.packet.message import Message, bounds, renumber, renumber_each, rewrite, text_size
+from broker.session.inflight import (
+    LONGEST_RUN,
+    NO_DELIVERIES,
+    RUN_BYTES,
+    SHORTEST_RUN,
+    Delivery,
+    Inflight,
+    SentRun,
+    State,
+    read_packets,
+)
+from broker.session.terms import Terms
+from broker.session.will import NEVER
+
+MANY = 64  # runs in flight: no short ones besides, since some look through all of them
+
+
+class QueuedRun:
+    """QoS 1 messages that wait together, as the PUBLISH packets that one publisher sent.
+
+    None has a property, an expiry or a subscription option. Each takes *overhead* of the byte budget besides
+    its own size; *cost* is all of that. *size* is that of each packet if all are equal but for payload and
+    identifier, which stands at *offset* then; else 0.
+    """
+
+    __slots__ = ("_offset", "_packets", "_size", "client_id", "cost", "count", "five", "overhead")
+
+    # What a Delivery says of itself.
+    qos: ClassVar[int] = 1
+    share: ClassVar[str] = ""
+    plain: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        packets: bytes,
+        count: int,
+        five: bool,
+        client_id: str,
+        cost: int,
+        overhead: int,
+        size: int = 0,
+        offset: int = 0,
+    ) -> None:
+        self._packets = bytearray(packets)
+        self.count = count
+        self.five = five
+        self.client_id = client_id
+        self.cost = cost
+        self.overhead = overhead
+        self._size = size
+        self._offset = offset
+
+    def extend(self, other: QueuedRun) -> bool:
+        """Take *other*, which came right behind, in; False: it is not like this one, or it is too much."""
+        mine = (self.five, self.client_id, self._size, self._offset)
+        if mine != (other.five, other.client_id, other._size, other._offset):
+            return False
+        count, cost = self.count + other.count, self.cost + other.cost
+        if count > LONGEST_RUN or cost > RUN_BYTES or (self._size and cost * self.count != self.cost * count):
+            return False
+        self._packets += other._packets
+        self.count = count
+        self.cost = cost
+        return True
+
+    def take(self, count: int) -> QueuedRun:
+        """The first *count* messages, which leave this run."""
+        if self._size:
+            end, cost = count * self._size, self.cost // self.count * count
+        elif count == self.count:
+            end, cost = len(self._packets), self.cost
+        else:
+            end, cost = self._measure(count)
+        packets = bytes(self._packets[:end])
+        del self._packets[:end]
+        self.count -= count
+        self.cost -= cost
+        return QueuedRun(
+            packets, count, self.five, self.client_id, cost, self.overhead, self._size, self._offset
+        )
+
+    def _measure(self, count: int) -> tuple[int, int]:
+        """Where the first *count* packets end, and what they cost."""
+        packets, end, cost = bytes(self._packets), 0, count * (self.overhead - self.five)
+        for _ in range(count):
+            start, end = bounds(packets, end)
+            topic_end = start + 2 + (packets[start] << 8 | packets[start + 1])
+            cost += text_size(packets[start + 2 : topic_end].decode()) + end - topic_end - 2
+        return end, cost
+
+    def numbered(self, five: bool, first: int) -> bytes:
+        """The packets for a 5.0 client or another, with the identifiers from *first* on."""
+        packets = bytes(self._packets)
+        if self._size:
+            packets = renumber(packets, self._size, self._offset, first)
+        else:
+            packets = renumber_each(packets, first)
+        return packets if five == self.five else rewrite(packets, self.five, 1, five, 1)
+
+    def deliveries(self) -> Iterator[Delivery]:
+        """The messages as the readable lane queues them."""
+        for packet in read_packets(bytes(self._packets), self.five):
+            message = Message(packet.topic_name, packet.payload, 1, client_id=self.client_id)
+            yield Delivery(message, 1, False)
+
+
+class Queue:
+    """What waits in one session, and what all of its messages take.
+
+    In `queue` are deliveries, and runs that the fast lane put there: those become deliveries as soon as
+    anything must be known of a single one. `bytes` is what its messages take of the byte budget, queued,
+    in flight and held.
+    """
+
+    __slots__ = (
+        "bytes", "client_id", "disconnect_slow", "inflight", "more", "queue", "queue_expires_at",
+        "queued_qos_0", "terms",
+    )  # fmt: skip
+
+    def __init__(self, client_id: str, terms: Terms) -> None:
+        self.client_id = client_id
+        self.terms = terms
+        self.inflight = Inflight()
+        self.queue: deque[Delivery | QueuedRun] = NO_DELIVERIES
+        self.more = 0  # messages in runs, beyond one each
+        self.queued_qos_0 = 0  # while any waits, later QoS 0 waits behind it [B12]
+        self.bytes = 0
+        self.queue_expires_at = NEVER  # the earliest deadline in the queue, or earlier
+        self.disconnect_slow = False  # the queue is full and the setting says to disconnect
+
+    @property
+    def waiting(self) -> int:
+        """Messages in the queue."""
+        return len(self.queue) + self.more
+
+    # ---- what comes in
+
+    def enqueue(self, delivery: Delivery) -> None:
+        """Put *delivery*, which is counted, at the end of the queue."""
+        self.queue = deque() if self.queue is NO_DELIVERIES else self.queue
+        self.queue.append(delivery)
+
+    def enqueue_run(self, run: QueuedRun) -> None:
+        """Put *run*, for which there is room, at the end of the queue."""
+        self.bytes += run.cost
+        self.terms.budget.take_anyway(run.cost)
+        queue = self.queue
+        if queue is NO_DELIVERIES:
+            queue = self.queue = deque()
+        last = queue[-1] if queue else None
+        if isinstance(last, QueuedRun) and last.extend(run):
+            self.more += run.count
+        else:
+            queue.append(run)
+            self.more += run.count - 1
+
+    def _enqueue(self, delivery: Delivery) -> None:
+        """Queue *delivery*, which is counted, if that is allowed."""
+        message = delivery.message
+        if message.expires_at is not None:
+            if message.expires_at <= self.terms.clock():
+                self._drop(delivery, "expired")
+                return
+            if message.expires_at < self.queue_expires_at:
+                self.queue_expires_at = message.expires_at
+                self.terms.expiring(self)
+        if self._is_full(self.waiting + 1) and not self._make_room(delivery):
+            return
+        delivery.message = message if message.qos else message.bare()  # the router drops the frames of others
+        self.enqueue(delivery)
+        self.queued_qos_0 += delivery.qos == 0
+
+    # ---- what goes out
+
+    def _take_next(self) -> Delivery:
+        first = self.queue.popleft()
+        if isinstance(first, QueuedRun):
+            self.more -= first.count - 1
+            self.queue.extendleft(reversed([*first.deliveries()]))
+            return self._take_next()
+        self.queued_qos_0 -= first.qos == 0
+        return first
+
+    def take_run(self, version: Version) -> SentRun | None:
+        """Start what the queue, which is not empty, begins with as a run, if that is worth it; needs room."""
+        inflight, first = self.inflight, self.queue[0]
+        if not isinstance(first, QueuedRun):
+            return inflight.take_run(self.queue, version, self.terms.overhead)
+        most = min(inflight.window - inflight.used, inflight.count_unused())
+        if most < 1 or (most < SHORTEST_RUN and inflight.runs and len(inflight.runs) > MANY):
+            return None
+        if first.count > most:
+            run = first.take(most)
+            self.more -= most
+        else:
+            run = first
+            self.queue.popleft()
+            self.more -= first.count - 1
+        five, identifier = version is Version.MQTT_5, inflight.next_unused()
+        packets = run.numbered(five, identifier)
+        sent = SentRun(identifier, run.count, packets, run.cost, run.client_id, five, 0.0)
+        inflight.add_run(sent)
+        return sent
+
+    # ---- limits
+
+    def _is_full(self, messages: int, more: int = 0) -> bool:
+        """Whether *messages* in the queue, and *more* bytes than now, are too many."""
+        terms = self.terms
+        return messages > terms.maximum_queued_messages or self.bytes + more > terms.maximum_queued_bytes
+
+    def room(self, size: int) -> int:
+        """How many QoS 1 messages, *size* bytes in all, can be queued whatever their topics are."""
+        terms = self.terms
+        free = terms.maximum_queued_bytes - self.bytes - 4 * size  # see `text_size`
+        return min(terms.maximum_queued_messages - self.waiting, free // (terms.overhead or 1))
+
+    def _make_room(self, delivery: Delivery) -> bool:
+        """The queue is full: whether *delivery*, counted in `bytes` already, may still go in.
+
+        What has expired goes first, then QoS 0, then by setting.
+        """
+        policy = self.terms.queue_full
+        if self.terms.clock() >= self.queue_expires_at:
+            self.drop_expired()
+        if self.queued_qos_0:
+            self._drop_queued_qos_0()
+        if policy == "drop_oldest" and delivery.message.size <= self.terms.maximum_queued_bytes:
+            while self.queue and self._is_full(self.waiting + 1):
+                self._drop(self._take_next(), "queue_full")
+        if not self._is_full(self.waiting + 1):
+            return True
+        self.disconnect_slow = policy == "disconnect"
+        self._drop(delivery, "queue_full")
+        return False
+
+    def drop_expired(self) -> None:
+        """Drop what has expired in the queue. Cost: one look at all of it."""
+        now = self.terms.clock()
+        kept, expired, earliest = deque[Delivery | QueuedRun](), [], NEVER
+        for queued in self.queue:
+            deadline = None if isinstance(queued, QueuedRun) else queued.message.expires_at
+            if deadline is None or isinstance(queued, QueuedRun):
+                kept.append(queued)
+            elif deadline <= now:
+                expired.append(queued)
+            else:
+                kept.append(queued)
+                earliest = min(earliest, deadline)
+        self.queue, self.queue_expires_at = kept, earliest
+        for delivery in expired:
+            self.queued_qos_0 -= delivery.qos == 0
+            self._drop(delivery, "expired")
+        if earliest != NEVER:
+            self.terms.expiring(self)
+
+    def _drop_queued_qos_0(self) -> None:
+        """Drop QoS 0 from the queue until there is room."""
+        for queued in self._singles(lambda each: each.qos == 0):
+            if not self._is_full(self.waiting + 1):
+                return
+            self.queue.remove(queued)
+            self.queued_qos_0 -= queued.qos == 0
+            self._drop(queued, "queue_full")
+
+    def _shed_qos_0(self, cost: int) -> bool:
+        """The budget of the process is spent: take *cost* bytes of what queued QoS 0 gives back."""
+        if not self.queued_qos_0:
+            return False
+        for queued in self._take_out(lambda each: each.qos == 0):
+            self._drop(queued, "memory")
+        return self.terms.budget.take(cost)
+
+    # ---- what leaves without being sent
+
+    def take_shared(self, share: str = "") -> list[Delivery]:
+        """Remove the queued, never sent deliveries of shared subscriptions: of *share*, or of all."""
+        taken = self._take_out(lambda each: each.share != "" and (not share or each.share == share))
+        for delivery in taken:
+            self._release(delivery)
+        return taken
+
+    def revoke(self, delivery: Delivery) -> None:
+        """The store refused the message of *delivery*; one that was sent already is completed."""
+        if delivery.state is State.QUEUED and delivery in self.queue:
+            self.queue.remove(delivery)
+            self.queued_qos_0 -= delivery.qos == 0
+            self._drop(delivery, "store_failed")
+
+    def _singles(self, wanted: Callable[[Delivery], bool]) -> list[Delivery]:
+        """The deliveries in the queue that are *wanted*: those in runs never are."""
+        return [each for each in self.queue if isinstance(each, Delivery) and wanted(each)]
+
+    def _take_out(self, wanted: Callable[[Delivery], bool]) -> list[Delivery]:
+        """Remove the deliveries that are *wanted*; they are counted still."""
+        taken = self._singles(wanted)
+        if taken:
+            gone = set(taken)
+            self.queue = deque(each for each in self.queue if each not in gone)
+            self.queued_qos_0 -= sum(each.qos == 0 for each in taken)
+        return taken
+
+    def _empty(self) -> None:
+        """Nothing waits any more."""
+        for queued in self.queue:
+            if isinstance(queued, QueuedRun):
+                self._give(queued.cost)
+            else:
+                self._release(queued)
+        self.queue = NO_DELIVERIES
+        self.more = self.queued_qos_0 = 0
+
+    def _drop(self, delivery: Delivery, reason: str) -> None:
+        self._release(delivery)
+        self.terms.dropped(self.client_id, delivery.message, reason)
+
+    def _release(self, delivery: Delivery) -> int:
+        """It is not ours any more; gives the batch to wait for before anything is made of that."""
+        self._give(delivery.message.size + self.terms.overhead)
+        return delivery.record.gone(delivery) if delivery.record is not None else 0
+
+    def _give(self, cost: int) -> None:
+        self.bytes -= cost
+        self.terms.budget.give(cost)
