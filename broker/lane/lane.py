@@ -332,7 +332,7 @@ class Lane:
 
     def _send(self, audience: Audience1, stretch: Stretch | Run) -> None:
         """A QoS 1 *stretch* to all of *audience*, who have room."""
-        count, now = stretch.count, self._core.clock()
+        count, five, now = stretch.count, stretch.five, self._core.clock()
         self._work += len(audience.numbered) * count // EACH
         made: dict[tuple[bool, int], bytes] = {}  # for those that are to get the same
         for member in audience.numbered:
@@ -340,11 +340,15 @@ class Lane:
                 member.session.enqueue_run(stretch.queued(self._overhead))
                 continue
             first = member.session.inflight.next_unused()
-            packets = made.get((member.five, first))
+            packets = made.get((five, first))
             if packets is None:
-                packets = made[member.five, first] = stretch.numbered(member.five, first)
+                packets = made[five, first] = stretch.numbered(five, first)
             cost = len(packets) + count * self._overhead
-            run = SentRun(first, count, packets, cost, stretch.client_id, member.five, now)
+            # With the properties, whatever the client is told now: it may come back as one of 5.0.
+            run = SentRun(first, count, packets, cost, stretch.client_id, five, now)
+            if member.five != five:
+                rewritten = made.get((member.five, first)) or rewrite(packets, five, 1, member.five, 1)
+                packets = made[member.five, first] = rewritten
             member.session.send_run(run)
             member.outbound.put(packets, count)
         for member in audience.lowered:

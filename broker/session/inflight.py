@@ -232,19 +232,21 @@ class Inflight:
         most = min(self.window - self.used, self.count_unused(), LONGEST_RUN)
         if len(queue) < SHORTEST_RUN or most < SHORTEST_RUN:
             return None
-        client_id, cost = queue[0].message.client_id, 0
+        client_id, cost, five = queue[0].message.client_id, 0, version is Version.MQTT_5
         messages: list[Message] = []
         for delivery in islice(queue, most):
             if not delivery.plain or delivery.message.client_id != client_id or cost > RUN_BYTES:
                 break
             message = delivery.message
+            if message.properties and not five:  # wanted if it comes back as a client of 5.0
+                break
             cost += message.size + overhead
             messages.append(message)
         if len(messages) < SHORTEST_RUN:
             return None
         for _ in messages:
             queue.popleft()
-        first, five = self.next_unused(), version is Version.MQTT_5
+        first = self.next_unused()
         packets = numbered_packets(messages, version, first)
         run = SentRun(first, len(messages), packets, cost, client_id, five, 0.0)  # none expires
         self.add_run(run)

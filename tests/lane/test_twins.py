@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -438,3 +439,15 @@ async def compare_away(
             assert fast == readable, event
         used = [side.broker._core.budget.used for side in sides]
         assert not careful or used[0] == used[1]
+
+
+@pytest.mark.parametrize("online", [True, False])
+def test_what_a_3_1_1_client_was_sent_comes_with_properties_when_it_is_one_of_5(online: bool) -> None:
+    def back(version: Version) -> dict[str, Any]:
+        return {"do": "connect", "who": 3, "version": version, "clean": False, "window": 65535}
+
+    message = {"topic": "a", "size": 3, "qos": 1, "retain": False, "dup": False, "count": 20}
+    message["properties"] = {"content_type": "x"}
+    flood = {"do": "burst", "who": 0, "messages": [message], "mixed": False, "cuts": [], "first": 1}
+    two = [back(Version.MQTT_3_1_1), flood] if online else [flood, back(Version.MQTT_3_1_1)]
+    asyncio.run(compare_away([*two, back(Version.MQTT_5)], {}, False, 1 << 30, 1))
