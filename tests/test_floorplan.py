@@ -85,6 +85,7 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
 
 # The pipeline beside the broker: what each module may import of its own, and all that it may of the broker.
 SPARK_FOLDERS: dict[str, set[str]] = {
+    "log": {"listing", "lines", "plan", "moments", "rows", "consumers"},
     "silver": {"ddl", "edges", "payloads", "protobuf", "rules", "sparkplug"},
     "gold": set(),
     "tools": {"record", "samples", "shapes", "logfiles"},
@@ -94,10 +95,11 @@ SPARK_MAY_IMPORT: dict[str, set[str]] = {
     "__init__": set(),
     "session": set(),
     "schema": set(),
-    "source": {"schema"},
+    "log": {"schema"},
+    "source": {"schema", "log"},
     "live": {"schema"},
     "tables": {"session", "schema"},
-    "ingest": {*SPARK_BASE, "source"},
+    "ingest": {*SPARK_BASE, "source", "log"},
     "silver": SPARK_BASE,
     "decode": {*SPARK_BASE, "silver"},
     "gold": SPARK_BASE,
