@@ -1,21 +1,30 @@
-"""The one place that builds a Spark session; exit codes of the jobs, and how a job is asked to end."""
+"""The one place that builds a Spark session, and what a streaming job does with one: its checkpoint, its end.
+
+A batch is never interrupted: `stop()` in the middle of one may break in Spark's own threads. A job that is
+asked to end refuses the next batch at its first line (`Ending.check`) and stops the query between batches.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
+import json
 import os
 import re
 import shutil
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 ROOT = Path(__file__).parent.parent
 
-DONE, DATA_LOSS, USAGE, UNREADABLE = range(4)  # exit codes of every job
+DONE, LOSS, USAGE, UNREADABLE = range(4)  # exit codes of every job
 
 MASTER = "local[2]"
 SETTINGS: Mapping[str, str] = {
@@ -111,3 +120,80 @@ class Ending:
 
     def __bool__(self) -> bool:
         return self.asked.is_set()
+
+    def check(self, session: SparkSession) -> None:
+        """The first thing a batch does. Raises Asked: the batch is planned, and the next run does it."""
+        if self:
+            session.sparkContext.setLogLevel("OFF")  # no stack trace for what we wanted
+            raise Asked
+
+
+class Asked(Exception):
+    """The job was asked to end; the query fails with it, and that is no failure."""
+
+
+class Checkpoint:
+    """What Spark keeps of one streaming query, read from its files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def exists(self) -> bool:
+        return (self.path / "metadata").is_file()
+
+    @property
+    def query(self) -> str:
+        """The query's id: the same as long as the checkpoint is."""
+        return str(json.loads((self.path / "metadata").read_text())["id"])
+
+    def newest(self) -> int | None:
+        """The newest batch that was planned."""
+        return max(
+            (int(path.name) for path in self.path.glob("offsets/*") if path.name.isdecimal()), default=None
+        )
+
+    def is_done(self, number: int) -> bool:
+        return (self.path / "commits" / str(number)).is_file()
+
+    def planned_at(self, number: int) -> dt.datetime:
+        """When batch *number* was planned; the same if it is done again."""
+        stamp = json.loads(self._lines(number)[1])["batchTimestampMs"]
+        return dt.datetime.fromtimestamp(stamp / 1000, dt.UTC)
+
+    def end(self, number: int) -> dict[str, Any] | None:
+        """The offset of the first source at the end of batch *number*; None if that is not known any more."""
+        try:
+            return dict(json.loads(self._lines(number)[2]))
+        except FileNotFoundError:
+            return None
+
+    def _lines(self, number: int) -> list[str]:
+        return (self.path / "offsets" / str(number)).read_text().splitlines()
+
+
+def watch(queries: Sequence[StreamingQuery], ending: Ending) -> list[str]:
+    """Waits until all *queries* ended; what they failed with, in Spark's words. The first ends all."""
+    failed: list[str] = []
+    while active := [query for query in queries if query.isActive]:
+        for query in active:
+            try:
+                query.awaitTermination(0.2)
+            except StreamingQueryException:
+                pass  # asked for below
+        if any(query.exception() for query in queries):
+            ending.asked.set()
+        if ending:
+            for query in active:
+                if query.isActive and not query.status["isTriggerActive"]:
+                    query.stop()
+    for query in queries:
+        error = query.exception()
+        if error is not None and Asked.__name__ not in str(error):
+            failed.append(str(error))
+    return failed
+
+
+def crash_point(name: str) -> None:
+    """For tests of what a kill leaves behind: PYBROKER_CRASH=name ends this process, under pytest only."""
+    if "PYTEST_CURRENT_TEST" in os.environ and os.environ.get("PYBROKER_CRASH") == name:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -98,7 +98,7 @@ SPARK_MAY_IMPORT: dict[str, set[str]] = {
     "log": {"schema"},
     "source": {"schema", "log"},
     "live": {"schema"},
-    "tables": {"session", "schema"},
+    "tables": {"session", "schema", "log"},
     "ingest": {*SPARK_BASE, "source", "log"},
     "silver": SPARK_BASE,
     "decode": {*SPARK_BASE, "silver"},

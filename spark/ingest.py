@@ -1,0 +1,364 @@
+"""`python -m spark.ingest`: the message log -> bronze; what cannot be read -> quarantine/lines and log_gaps.
+
+One JSON line for each batch on stdout: kind, batch, rows, bad, gaps, seconds, start and end offsets, age of
+the newest row in seconds. SIGTERM ends after the running batch. Exit codes: 0 done, 1 data loss, 2 usage, 3
+the log cannot be read.
+
+The commit of its bronze table is the end of a batch; quarantine is written before it. So whatever is killed
+and whenever, the batch is done again from the offsets in the checkpoint, and replaces what it had written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import Column as Expression
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
+
+from spark.log.consumers import tell
+from spark.log.listing import VERSION, Log, LogUnreadable
+from spark.log.plan import of_offset
+from spark.schema import (
+    BINARY,
+    DATA_LOSS,
+    GAP,
+    KINDS,
+    LOG_GAPS,
+    PLACE,
+    QUARANTINE_LINES,
+    Column,
+    bronze_columns,
+    log_columns,
+)
+from spark.session import (
+    DONE,
+    LOSS,
+    UNREADABLE,
+    Checkpoint,
+    Ending,
+    Refused,
+    build,
+    crash_point,
+    pairs,
+    watch,
+)
+from spark.tables import LAYOUTS, Batch, open_table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    chosen = parser().parse_args(arguments)
+    try:
+        return run(chosen)
+    except Refused as refused:
+        print(f"spark.ingest: {refused}", file=sys.stderr)
+        return refused.code
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="spark.ingest", description="The message log -> bronze tables.")
+    add = made.add_argument
+    add("--log", type=Path, required=True, help="folder of the message log")
+    add("--out", type=Path, required=True, help="folder of the tables")
+    add("--kind", choices=[*KINDS, "both"], default="both")
+    add(
+        "--source", choices=["mqttlog", "files"], default="mqttlog", help="files: closed segments, no pyarrow"
+    )
+    when = made.add_mutually_exclusive_group()
+    when.add_argument("--once", action="store_true", help="what is there now, then end")
+    when.add_argument("--trigger", default="1 second", metavar="INTERVAL", help="default: %(default)r")
+    add("--tail", action="store_true", help="also what is in segments that are still being written")
+    add("--max-records", type=int, metavar="N", help="in a batch at most; --source files: 100 segments")
+    add("--from", dest="start", default="earliest", metavar="WHERE", help="earliest, latest, JSON or @TIME")
+    add("--until", metavar="TIME", help="with --once: only what was received before")
+    add("--table", choices=LAYOUTS, help="default: what is there, or parquet")
+    add("--consumer", metavar="NAME", help="retention of the log waits for it: consumers/NAME-<kind>.json")
+    add("--resume-from-table", action="store_true", help="a new checkpoint begins where the table ends")
+    add("--allow-loss", action="store_true", help="go on where the log has lost records; log_gaps says which")
+    add("--master", help="default: local[2]")
+    add("--conf", action="append", default=[], metavar="KEY=VALUE", help="of Spark; may be given again")
+    return made
+
+
+def run(chosen: argparse.Namespace) -> int:
+    check(chosen)
+    kinds = list(KINDS) if chosen.kind == "both" else [chosen.kind]
+    jobs = [Job(chosen, kind) for kind in kinds]
+    with ExitStack() as locks:
+        for job in jobs:
+            locks.enter_context(alone(job.checkpoint.path))
+            job.prepare()
+        session = build("spark.ingest", chosen.master, pairs(chosen.conf))
+        ending = Ending().listen()
+        queries = [job.start(session, ending) for job in jobs]
+        failed = watch(queries, ending)
+        for job in jobs:
+            job.tell()
+        session.stop()
+    return report(failed)
+
+
+def check(chosen: argparse.Namespace) -> None:
+    """Raises Refused for what needs no Spark to be seen."""
+    if chosen.max_records is not None and chosen.max_records < 1:
+        raise Refused("--max-records wants a number above 0")
+    if chosen.until and not chosen.once:
+        raise Refused("--until has an end: give --once too")
+    try:
+        log = Log(str(chosen.log), "messages")
+        log.check()
+    except (LogUnreadable, OSError) as error:
+        raise Refused(str(error), UNREADABLE) from error
+    if not (chosen.log / VERSION).is_dir():
+        raise Refused(f"{chosen.log} is no message log: it has no folder {VERSION}", UNREADABLE)
+    if chosen.source == "files" and (
+        chosen.tail or chosen.consumer or chosen.until or chosen.start != "earliest"
+    ):
+        raise Refused(
+            "--source files reads whole segments from the earliest on: no --tail, --from, --consumer"
+        )
+
+
+def report(failed: list[str]) -> int:
+    """Says what went wrong, and with which exit code."""
+    for text in failed:
+        lost = [line for line in text.splitlines() if GAP in line or DATA_LOSS in line]
+        print(f"spark.ingest: {lost[0].strip() if lost else text}", file=sys.stderr)
+    if any(GAP in text or DATA_LOSS in text for text in failed):
+        return LOSS
+    return UNREADABLE if failed else DONE
+
+
+@contextmanager
+def alone(checkpoint: Path) -> Iterator[None]:
+    """Two jobs on one checkpoint would undo each other's batches."""
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    with open(checkpoint.with_suffix(".lock"), "w", encoding="ascii") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise Refused(f"another job is at work on {checkpoint}") from error
+        yield
+
+
+class Job:
+    """One kind of records: one query, one checkpoint, one bronze table."""
+
+    def __init__(self, chosen: argparse.Namespace, kind: str) -> None:
+        self.chosen, self.kind = chosen, kind
+        self.checkpoint = Checkpoint(chosen.out / "_checkpoints" / f"ingest-{kind}")
+        self.bronze = open_table(chosen.out, f"bronze/{kind}", chosen.table)
+        self.lines = open_table(chosen.out, "quarantine/lines", chosen.table)
+        self.gaps = open_table(chosen.out, "log_gaps", chosen.table, partitions=())
+        self.beginning = chosen.start
+        self.ending = Ending()
+
+    def prepare(self) -> None:
+        """Checkpoint and table must belong together. Raises Refused."""
+        if self.checkpoint.exists():
+            query, newest = self.checkpoint.query, self.checkpoint.newest()
+            last = self.bronze.last(query)
+            if last is not None and (newest is None or last > newest):
+                raise Refused(
+                    f"{self.checkpoint.path} is older than the table: it planned batch {newest}, the table "
+                    f"has batch {last}. Remove the checkpoint and give --resume-from-table"
+                )
+            return
+        if not self.bronze.exists():
+            return
+        if not self.chosen.resume_from_table:
+            raise Refused(
+                f"{self.bronze.path} has rows, but {self.checkpoint.path} is new: all would be read again. "
+                "--resume-from-table goes on where the table ends; or choose a new --out"
+            )
+        if self.chosen.source == "files":
+            raise Refused("--source files keeps no offsets: it cannot resume from a table")
+        self._resume()
+
+    def _resume(self) -> None:
+        for table in (self.bronze, self.lines, self.gaps):
+            table.tidy()
+        reached: dict[str, tuple[int, int]] = {}
+        for kept in self.bronze.progress():
+            for node, at in of_offset(kept["end"]).items():
+                reached[node] = max(at, reached.get(node, at))
+        if reached:
+            self.beginning = json.dumps(
+                {node: {"e": epoch, "o": at} for node, (epoch, at) in reached.items()}
+            )
+
+    def start(self, session: SparkSession, ending: Ending) -> StreamingQuery:
+        self.ending = ending
+        reader = self._mqttlog(session) if self.chosen.source == "mqttlog" else self._files(session)
+        writer = reader.writeStream.foreachBatch(self.batch).queryName(f"ingest {self.kind}")
+        writer = writer.option("checkpointLocation", str(self.checkpoint.path))
+        if self.chosen.once:
+            return writer.trigger(availableNow=True).start()
+        return writer.trigger(processingTime=self.chosen.trigger).start()
+
+    def _mqttlog(self, session: SparkSession) -> DataFrame:
+        from spark.source import register
+
+        register(session)
+        options = {
+            "path": str(self.chosen.log),
+            "kind": self.kind,
+            "decode": "false",  # the JVM does it in a third of the time
+            "tail": str(self.chosen.tail),
+            "failOnDataLoss": str(not self.chosen.allow_loss),
+            "maxRecordsPerTrigger": self.chosen.max_records,
+            "consumer": self.consumer,
+            "endingTimestamp": self.chosen.until,
+        }
+        if self.beginning.startswith("@"):
+            options["startingTimestamp"] = self.beginning[1:]
+        else:
+            options["startingOffsets"] = self.beginning
+        given = {name: str(value) for name, value in options.items() if value is not None}
+        return session.readStream.format("mqttlog").options(**given).load()
+
+    @property
+    def consumer(self) -> str | None:
+        return f"{self.chosen.consumer}-{self.kind}" if self.chosen.consumer else None
+
+    def _files(self, session: SparkSession) -> DataFrame:
+        """Closed segments by Spark's own reader; no checksums and no gaps."""
+        return read_files(session, self.chosen.log, self.kind, bounded=bool(self.chosen.max_records))
+
+    def batch(self, rows: DataFrame, number: int) -> None:
+        """What foreachBatch calls."""
+        session = rows.sparkSession
+        self.ending.check(session)
+        began = time.monotonic()
+        batch = Batch(self.checkpoint.query, number, self.checkpoint.end(number) or {})
+        if self.bronze.is_done(batch):
+            return
+        crash_point("before write")
+        seen = Observation()
+        observed = rows.observe(seen, *measures())
+        ingested = F.lit(self.checkpoint.planned_at(number))
+        good = observed.where("bad is null")
+        if self.chosen.source == "files":
+            good = good.dropDuplicates(["node", "epoch", "offset"])
+        staged = self.bronze.stage(to_bronze(good, self.kind, ingested), batch)
+        crash_point("after staging")
+        found = seen.get
+        if found["bad"] or found["gaps"]:
+            self._quarantine(rows, batch, ingested)
+        self.bronze.commit(staged, batch, {name: found[name] for name in ("rows", "bad", "gaps")})
+        crash_point("after table commit")
+        self._announce(batch, found, time.monotonic() - began)
+
+    def _quarantine(self, rows: DataFrame, batch: Batch, ingested: Expression) -> None:
+        """Reads the batch again: that is rare, and keeps nothing in memory."""
+        bad = rows.where("bad is not null").withColumns({"kind": F.lit(self.kind), "ingested_at": ingested})
+        self.lines.write(bad.where(~is_gap()).select(*names(QUARANTINE_LINES)), batch)
+        self.gaps.write(bad.where(is_gap()).select(*names(LOG_GAPS)), batch)
+
+    def _announce(self, batch: Batch, found: dict[str, Any], seconds: float) -> None:
+        newest = found["newest"]
+        age = None if newest is None else round(time.time() - newest / 1e6, 3)
+        said = {
+            "kind": self.kind,
+            "batch": batch.number,
+            "rows": found["rows"],
+            "bad": found["bad"],
+            "gaps": found["gaps"],
+            "seconds": round(seconds, 3),
+            "start": self.checkpoint.end(batch.number - 1),
+            "end": batch.end,
+            "age": age,
+        }
+        print(json.dumps(said), flush=True)
+        rate = found["rows"] / seconds
+        text = f"{self.kind} batch {batch.number}: {found['rows']:,} rows in {seconds:.1f} s ({rate:,.0f}/s)"
+        text += "" if age is None else f", newest {age:.1f} s old"
+        text += f", {found['bad']} bad" if found["bad"] else ""
+        text += f", {found['gaps']} gaps in the log" if found["gaps"] else ""
+        print(text, file=sys.stderr, flush=True)
+
+    def tell(self) -> None:
+        """The source tells of a batch when the next one is planned: the last one is ours to tell."""
+        newest = self.checkpoint.newest()
+        if self.consumer and newest is not None:
+            done = newest if self.checkpoint.is_done(newest) else newest - 1
+            end = self.checkpoint.end(done)
+            if end is not None:
+                tell(self.chosen.log, self.consumer, self.kind, of_offset(end))
+
+
+def names(columns: Iterable[Column]) -> list[str]:
+    return [column.name for column in columns]
+
+
+def is_gap() -> Expression:
+    """Whether `bad` speaks of the log, not of a line."""
+    return F.col("bad").startswith(GAP) | F.col("bad").startswith(DATA_LOSS)
+
+
+def measures() -> list[Expression]:
+    """What is counted while the batch is written: rows, bad, gaps; newest, microseconds since 1970."""
+    bad = F.col("bad").isNotNull()
+    return [
+        F.count_if(~bad).alias("rows"),
+        F.count_if(bad & ~is_gap()).alias("bad"),
+        F.count_if(bad & is_gap()).alias("gaps"),
+        F.max(F.unix_micros("received_at")).alias("newest"),
+    ]
+
+
+def to_bronze(rows: DataFrame, kind: str, ingested: Expression) -> DataFrame:
+    """The log as it was, and what is cheap to know; sorted by topic, so that statistics prune pages."""
+    added = {"ingested_at": ingested}
+    if kind == "messages":
+        added |= {column: F.unbase64(column) for column in BINARY}
+        payload = F.unbase64("payload")
+        added |= {"levels": F.split("topic", "/"), "size": F.coalesce("payload_size", F.length(payload))}
+    order = ["date", "hour", *(["topic"] if kind == "messages" else []), "epoch", "offset"]
+    return rows.withColumns(added).select(*names(bronze_columns(kind))).sortWithinPartitions(*order)
+
+
+def read_files(session: SparkSession, log: Path, kind: str, *, bounded: bool) -> DataFrame:
+    """Closed segments by Spark's own reader of JSON, with the columns of `mqttlog` and decode=false.
+
+    No checksums and no gaps, and a segment that was copied in is read twice.
+    """
+    columns = (*PLACE[2:], *KINDS[kind])
+    inside = ", ".join(f"`{column.key}` {IN_JSON.get(column.type, column.type)}" for column in columns)
+    reader = session.readStream.schema(f"{inside}, broken string, date date, hour int")
+    reader = reader.option("columnNameOfCorruptRecord", "broken").option("pathGlobFilter", "*.jsonl*")
+    reader = reader.option(
+        "maxFileAge", "1000d"
+    )  # or what is a week older than the newest is left out, unsaid
+    if bounded:
+        reader = reader.option("maxFilesPerTrigger", 100)
+    found = reader.json(str(log / VERSION / "closed" / f"kind={kind}"))
+    made = {
+        "node": F.split("_metadata.file_name", r"\.")[0],
+        "epoch": F.split("_metadata.file_name", r"\.")[1].cast("bigint"),
+        "segment": F.regexp_extract("_metadata.file_name", r"^(.*\.\d{20})-", 1),
+        "bad": F.concat(F.lit("not JSON: "), F.left("broken", F.lit(256))),
+    }
+    for column in columns:
+        value = F.col(f"`{column.key}`")
+        if column.type == "timestamp":
+            value = F.timestamp_micros(value)
+        made[column.name] = value.cast(column.type) if column.type == "boolean" else value
+    wanted = [*names(log_columns(kind))]
+    return found.select(*[made.get(each, F.col(each)).alias(each) for each in wanted])
+
+
+IN_JSON = {"binary": "string", "boolean": "tinyint", "timestamp": "bigint"}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

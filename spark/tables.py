@@ -1,0 +1,345 @@
+"""Tables below OUT, in two layouts, written batch by batch so that a batch that is done again counts once.
+
+    OUT/bronze/messages, OUT/bronze/events    spark.schema.bronze_columns; by date and hour
+    OUT/quarantine/lines                      spark.schema.QUARANTINE_LINES; by date and hour
+    OUT/log_gaps                              spark.schema.LOG_GAPS; not partitioned
+    OUT/_checkpoints/<job>                    Spark's own; it and the tables belong together
+
+parquet: `<table>/date=2026-11-27/hour=21/batch=<first 8 of the query id>-<number>/part-*.parquet`, replaced
+as a whole when the batch is done again, and `<table>/_progress/<batch>.json` once the batch is done:
+{"query", "batch", "end", ...}. A batch with a higher number than the highest of its query in `_progress` is
+being written, or was when its job was killed: leave it alone. Reading gives a column `batch`.
+
+delta: a Delta table. Files are in `data/<batch>-<uuid>/date=/hour=/`; the commit has the transaction (query
+id, number of the batch) and, under "batch", what `_progress` has in the other layout.
+
+`open_table(out, name)` finds out which layout a table has. `read` gives a DataFrame, empty where nothing was
+written yet; `hours` says what each hour is made of, so that one can see which hours changed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from spark.log.consumers import write_whole
+from spark.schema import LOG_GAPS, PARTITIONS, QUARANTINE_LINES, Column, bronze_columns, ddl
+from spark.session import Refused
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
+
+LAYOUTS = ("parquet", "delta")
+KEPT = 100  # files in _progress, of each query
+BATCH_FOLDER = re.compile(r"batch=([0-9a-f]{8})-(\d+)")
+
+Hour = tuple[str, int]  # date and hour
+
+
+class Batch(NamedTuple):
+    """One micro-batch of one streaming query; its name is in every path that it writes."""
+
+    query: str  # id of the query, which a checkpoint keeps
+    number: int
+    end: Mapping[str, Any] = {}  # offsets of the source at its end
+
+    @property
+    def name(self) -> str:
+        return f"{self.query[:8]}-{self.number}"
+
+
+class Staged(NamedTuple):
+    """Files of a batch that is not done yet."""
+
+    place: str
+    schema: str  # of Spark, JSON: a Delta table has the same
+
+
+class Table(ABC):
+    """`stage` the rows of a batch, then `commit` it; both may be done again after a crash at any point."""
+
+    layout = ""
+
+    def __init__(self, out: Path, name: str, partitions: Iterable[str] = PARTITIONS) -> None:
+        self.name, self.path, self.partitions = name, out / name, list(partitions)
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Whether it has rows, or had."""
+
+    @abstractmethod
+    def last(self, query: str) -> int | None:
+        """The highest batch of *query* that is done."""
+
+    @abstractmethod
+    def stage(self, rows: DataFrame, batch: Batch) -> Staged:
+        """Writes *rows*; what it returns is for `commit`."""
+
+    @abstractmethod
+    def commit(self, staged: Staged, batch: Batch, said: Mapping[str, Any] | None = None) -> None:
+        """*batch* is done; *said* is kept beside it."""
+
+    @abstractmethod
+    def progress(self) -> Iterator[dict[str, Any]]:
+        """What was kept of batches that are done: `query`, `batch`, `end`, what was `said`; newest last."""
+
+    @abstractmethod
+    def read(self, session: SparkSession, columns: Iterable[Column]) -> DataFrame: ...
+
+    @abstractmethod
+    def hours(self) -> dict[Hour, frozenset[str]]:
+        """Of each hour the batches or files that make it; of a table by date and hour."""
+
+    @abstractmethod
+    def tidy(self) -> None:
+        """Removes what batches left that were not finished and never will be."""
+
+    def is_done(self, batch: Batch) -> bool:
+        last = self.last(batch.query)
+        return last is not None and last >= batch.number
+
+    def write(self, rows: DataFrame, batch: Batch) -> None:
+        """Both steps, unless the batch is done."""
+        if not self.is_done(batch):
+            self.commit(self.stage(rows, batch), batch)
+
+
+class ParquetTable(Table):
+    layout = "parquet"
+
+    @property
+    def _progress(self) -> Path:
+        return self.path / "_progress"
+
+    def exists(self) -> bool:
+        return any(self.path.glob("_progress/*.json")) or any(self._folders())
+
+    def last(self, query: str) -> int | None:
+        done = (int(path.stem[9:]) for path in self._progress.glob(f"{query[:8]}-*.json"))
+        return max(done, default=None)
+
+    def is_done(self, batch: Batch) -> bool:
+        """Never: a batch that is done again replaces what it wrote, folder by folder."""
+        return False
+
+    def stage(self, rows: DataFrame, batch: Batch) -> Staged:
+        folders = [*self.partitions, "batch"]
+        named = rows.withColumn("batch", F.lit(batch.name))
+        writer = named.write.mode("overwrite").option("partitionOverwriteMode", "dynamic")
+        writer.partitionBy(*folders).parquet(str(self.path))
+        return Staged(batch.name, rows.schema.json())
+
+    def commit(self, staged: Staged, batch: Batch, said: Mapping[str, Any] | None = None) -> None:
+        self._progress.mkdir(parents=True, exist_ok=True)
+        write_whole(self._progress / f"{staged.place}.json", kept_of(batch, said))
+        (self._progress / f"{batch.query[:8]}-{batch.number - KEPT}.json").unlink(missing_ok=True)
+
+    def progress(self) -> Iterator[dict[str, Any]]:
+        files = self._progress.glob("*.json")
+        for path in sorted(files, key=lambda path: (path.stat().st_mtime_ns, int(path.stem[9:]))):
+            yield json.loads(path.read_text())
+
+    def read(self, session: SparkSession, columns: Iterable[Column]) -> DataFrame:
+        schema = f"{ddl(columns)}, batch string"
+        if not any(self._folders()):
+            return session.createDataFrame([], schema)
+        return session.read.schema(schema).parquet(str(self.path))
+
+    def hours(self) -> dict[Hour, frozenset[str]]:
+        return by_hour((hour_in(folder), folder.name.removeprefix("batch=")) for folder in self._folders())
+
+    def tidy(self) -> None:
+        for folder in self._folders():
+            found = BATCH_FOLDER.fullmatch(folder.name)
+            last = self.last(found[1]) if found else None
+            if found and (last is None or int(found[2]) > last):
+                shutil.rmtree(folder)
+
+    def _folders(self) -> Iterator[Path]:
+        depth = "/".join(f"{name}=*" for name in [*self.partitions, "batch"])
+        return self.path.glob(depth)
+
+
+class DeltaLakeTable(Table):
+    layout = "delta"
+
+    def __init__(self, out: Path, name: str, partitions: Iterable[str] = PARTITIONS) -> None:
+        super().__init__(out, name, partitions)
+        self._opened: DeltaTable | None = None
+
+    def exists(self) -> bool:
+        return (self.path / "_delta_log").is_dir()
+
+    def table(self) -> DeltaTable | None:
+        """As it is now; None before the first commit."""
+        if not self.exists():
+            return None
+        if self._opened is None:
+            self._opened = delta_lake().DeltaTable(str(self.path))
+        else:
+            self._opened.update_incremental()
+        return self._opened
+
+    def last(self, query: str) -> int | None:
+        table = self.table()
+        return None if table is None else table.transaction_version(query)
+
+    def stage(self, rows: DataFrame, batch: Batch) -> Staged:
+        """Never into a folder that was used before: a table may point to what is in it."""
+        folder = f"data/{batch.name}-{uuid.uuid4()}"
+        rows.write.mode("error").partitionBy(*self.partitions).parquet(str(self.path / folder))
+        return Staged(folder, rows.schema.json())
+
+    def commit(self, staged: Staged, batch: Batch, said: Mapping[str, Any] | None = None) -> None:
+        deltalake = delta_lake()
+        from deltalake.transaction import CommitProperties, Transaction
+
+        schema = deltalake.Schema.from_json(nullable(staged.schema))
+        table = self.table() or deltalake.DeltaTable.create(
+            str(self.path), schema, mode="ignore", partition_by=self.partitions
+        )
+        table.create_write_transaction(
+            [self._added(file) for file in sorted((self.path / staged.place).rglob("part-*.parquet"))],
+            "append",
+            schema,
+            self.partitions,
+            commit_properties=CommitProperties(
+                custom_metadata={"batch": kept_of(batch, said)},
+                app_transactions=[Transaction(batch.query, batch.number)],
+            ),
+        )
+
+    def progress(self) -> Iterator[dict[str, Any]]:
+        table = self.table()
+        for commit in reversed(table.history() if table else []):
+            if "batch" in commit:
+                yield json.loads(commit["batch"])
+
+    def read(self, session: SparkSession, columns: Iterable[Column]) -> DataFrame:
+        """Partition columns come from the paths: files of several folders have no base for Spark."""
+        columns, table = list(columns), self.table()
+        files = table.file_uris() if table else []
+        if not files:
+            return session.createDataFrame([], ddl(columns))
+        inside = ddl(column for column in columns if column.name not in self.partitions)
+        found = session.read.schema(inside).option("recursiveFileLookup", "true").parquet(*files)
+        for column in columns:
+            if column.name in self.partitions:
+                value = F.regexp_extract(F.col("_metadata.file_path"), rf"/{column.name}=([^/]*)/", 1)
+                found = found.withColumn(column.name, value.cast(column.type))
+        return found.select(*[column.name for column in columns])
+
+    def hours(self) -> dict[Hour, frozenset[str]]:
+        table = self.table()
+        files = [Path(uri) for uri in table.file_uris()] if table else []
+        return by_hour((hour_in(file), file.name) for file in files)
+
+    def tidy(self) -> None:
+        """Staged files that no commit took go by `vacuum`, once they are older than a week."""
+        if table := self.table():
+            table.vacuum(dry_run=False, full=True)
+
+    def _added(self, file: Path) -> Any:
+        from deltalake.transaction import AddAction
+
+        parts = [part.partition("=") for part in file.relative_to(self.path).parts[:-1]]
+        values = {name: value for name, sign, value in parts if sign and name in self.partitions}
+        stat = file.stat()
+        return AddAction(
+            str(file.relative_to(self.path)),
+            stat.st_size,
+            {
+                name: None if value == "__HIVE_DEFAULT_PARTITION__" else value
+                for name, value in values.items()
+            },
+            stat.st_mtime_ns // 1_000_000,
+            True,
+            statistics(file),
+        )
+
+
+def delta_lake() -> Any:
+    try:
+        import deltalake
+    except ImportError as error:
+        raise Refused("--table delta needs deltalake: pip install 'pybroker[delta]'") from error
+    return deltalake
+
+
+def kept_of(batch: Batch, said: Mapping[str, Any] | None) -> str:
+    return json.dumps({"query": batch.query, "batch": batch.number, "end": batch.end, **(said or {})})
+
+
+def by_hour(found: Iterable[tuple[Hour, str]]) -> dict[Hour, frozenset[str]]:
+    hours: dict[Hour, set[str]] = {}
+    for hour, name in found:
+        hours.setdefault(hour, set()).add(name)
+    return {hour: frozenset(names) for hour, names in hours.items()}
+
+
+def hour_in(path: Path) -> Hour:
+    """Date and hour of a path with `date=` and `hour=` in it."""
+    parts = dict(part.split("=", 1) for part in path.parts if "=" in part)
+    return parts["date"], int(parts["hour"])
+
+
+def nullable(schema: str) -> str:
+    """Columns of a Delta table may be null, or its next writer must prove that none is."""
+    fields = StructType.fromJson(json.loads(schema)).fields
+    return StructType([type(field)(field.name, field.dataType, True) for field in fields]).json()
+
+
+def statistics(file: Path) -> str:
+    """Of a Parquet file, for Delta: rows, and the least and greatest of what is short and has an order."""
+    from pyarrow import parquet
+
+    found = parquet.ParquetFile(file).metadata
+    least: dict[str, Any] = {}
+    greatest: dict[str, Any] = {}
+    for n in range(found.num_columns):
+        groups = [found.row_group(group).column(n) for group in range(found.num_row_groups)]
+        name, known = groups[0].path_in_schema if groups else "", [each.statistics for each in groups]
+        if "." in name or not known or not all(each and each.has_min_max for each in known):
+            continue
+        low, high = min(each.min for each in known), max(each.max for each in known)
+        if isinstance(low, int | str) and not isinstance(low, bool) and len(str(low) + str(high)) <= 256:
+            least[name], greatest[name] = low, high
+    return json.dumps({"numRecords": found.num_rows, "minValues": least, "maxValues": greatest})
+
+
+TABLES = {kind.layout: kind for kind in (ParquetTable, DeltaLakeTable)}
+
+
+def open_table(
+    out: Path, name: str, layout: str | None = None, partitions: Iterable[str] = PARTITIONS
+) -> Table:
+    """The table OUT/<name>. Without *layout*: the one that it has, or parquet. Raises Refused."""
+    there = next((kind.layout for kind in TABLES.values() if kind(out, name, partitions).exists()), None)
+    if layout and there and layout != there:
+        raise Refused(
+            f"{out / name} is a {there} table, --table {layout} asks for another: choose a new --out"
+        )
+    return TABLES[layout or there or "parquet"](out, name, partitions)
+
+
+def bronze(session: SparkSession, out: Path, kind: str) -> DataFrame:
+    """All of bronze/<kind>; no rows where nothing was ingested yet."""
+    return open_table(out, f"bronze/{kind}").read(session, bronze_columns(kind))
+
+
+def quarantine_lines(session: SparkSession, out: Path) -> DataFrame:
+    return open_table(out, "quarantine/lines").read(session, QUARANTINE_LINES)
+
+
+def log_gaps(session: SparkSession, out: Path) -> DataFrame:
+    return open_table(out, "log_gaps", partitions=()).read(session, LOG_GAPS)
