@@ -46,7 +46,7 @@ class Segment:
     """
 
     __slots__ = (
-        "_compressor",
+        "_compressed", "_compressor",
         "_disk",
         "_file",
         "_part",
@@ -77,9 +77,10 @@ class Segment:
         self.size = self.synced = 0  # bytes
         self.crc = self.synced_crc = 0
         self._disk = disk
-        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
         self._compressor: Any = zlib.compressobj(1, zlib.DEFLATED, GZIP) if gz else None
         self._part: int | None = None
+        self._compressed = False
         self._to_compress: list[bytes] = []
         with suppress(OSError):  # the line itself is what counts; its name is synced once more at the end
             sync_folder(folder)
@@ -121,10 +122,14 @@ class Segment:
             self._give_up_compression(error)
 
     def close(self) -> Path:
-        """Sync it and move it into `closed/`; gives its new place. An empty one is removed."""
+        """Sync it and move it into `closed/`; gives its new place. An empty one is removed.
+
+        After an OSError of anything but the sync it may be called again.
+        """
         self.sync()
-        gz = self._finish_compression() if self.size else False
-        place = self._publish(gz, self.next - 1, self.crc)
+        if self.size and not self._compressed:
+            self._compressed = self._finish_compression()
+        place = self._publish(self._compressed, self.next - 1, self.crc)
         os.close(self._file)
         return place
 
@@ -201,14 +206,18 @@ def publish(
     rename: Callable[[Path, Path], None] = os.rename,
     opened: Path | None = None,
 ) -> Path:
-    """Move *source*, whole and synced, to where *closed* belongs; *opened*, if another file, is removed."""
+    """Move *source*, whole and synced, to where *closed* belongs; *opened*, if another file, is removed.
+
+    May be called again after an OSError.
+    """
     folder = hour_folder(root, kind, at)
-    make_folder(folder)
     place = folder / closed.name
-    rename(source, place)
+    make_folder(folder)
+    if source.exists() or not place.exists():
+        rename(source, place)
     sync_folder(folder)
     if opened is not None and opened != source:
-        os.unlink(opened)
+        opened.unlink(missing_ok=True)
     sync_folder(open_folder(root, kind))
     return place
 
