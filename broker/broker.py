@@ -28,7 +28,7 @@ from broker.gateway.local import LocalSubscription
 from broker.handle.deadlines import check_deadlines
 from broker.handle.disconnect import after_restart, due_work, end_session
 from broker.handle.publish import check_store, set_expiry
-from broker.hook.base import HookBase, Notes
+from broker.hook.base import Hold, HookBase, Notes
 from broker.hook.stats import Stats, sys_values
 from broker.packet.message import Message, travelling
 from broker.packet.packets import NO_PROPERTIES, Properties
@@ -302,10 +302,14 @@ class Broker:
         journal.check_open()
         if qos and journal.failure is not None:
             check_store(self._core, message)
+        held = None
+        if self._core.hooks.hears_taken:
+            held = self._core.hooks.on_taken(None, message, False, "program")
         changes = journal.changes
         matched = await self._core.router.publish(message)
         if qos:
             await journal.settle(journal.promise(changes, topic_name), message)
+        await _released(held, qos)
         return ReasonCode.SUCCESS if matched else ReasonCode.NO_MATCHING_SUBSCRIBERS
 
     def _local_message(
@@ -420,6 +424,7 @@ class Broker:
             "retained messages/count": len(core.retained),
             "store/messages/bytes": core.budget.used,
             **core.journal.gauges(),
+            **core.hooks.sys_values(),
         }
 
     def _sys_messages(self, topic_filter: str) -> Iterator[Message]:
@@ -429,6 +434,8 @@ class Broker:
     def _publish_sys(self) -> None:
         """Live values to whoever subscribes; not retained, since a new subscriber gets them anyway."""
         for message in self._sys_messages("$SYS/#"):
+            if self._core.hooks.hears_taken:
+                self._core.hooks.note_taken(None, message, "sys")
             if self._core.router.matches(message.topic_name):
                 self._core.router.route(message)
 
@@ -441,6 +448,14 @@ class Broker:
         if client is not None:
             client.count_drop(reason)
         core.hooks.on_dropped(client_id, message, reason)
+
+
+async def _released(held: Hold | None, qos: int) -> None:
+    """Wait for what hooks hold of a message of the program; others wait for it, too."""
+    if held is not None and held.acknowledgement is not None and qos:
+        await asyncio.shield(held.acknowledgement)
+    if held is not None and held.reading is not None:
+        await asyncio.shield(held.reading)
 
 
 async def _until(tasks: set[asyncio.Task[Any]], ends: float) -> None:

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 from broker.config import Protocol
-from broker.errors import ImplementationSpecificError, MqttError, PacketTooLarge, QuotaExceeded
+from broker.errors import ImplementationSpecificError, MqttError, PacketTooLarge, QuotaExceeded, StreamEnded
 from broker.hook.base import ClientInfo
 from broker.hook.limits import give_way, turn_end
 from broker.outbound import Outbound, WriteTerms
@@ -54,6 +54,7 @@ class ClientTerms(WriteTerms):
     dispatch: Callable[[Client, Packet], Awaitable[None] | None]
     serve: Callable[[Client, bytes], None]  # runs a client that has this to read, or more, or is at its end
     lane: Callable[[Client, bytes], bytes]  # the fast lane: gives what it does not take
+    delivered: Callable[[str, Message, int], None] | None = None  # a PUBLISH is on its way
     not_stored: Callable[[Client, bytes, Any, Exception], bytes | None]  # what an acknowledgement becomes
 
 
@@ -101,10 +102,8 @@ class Client:
         strict = terms.names.strict
         self.reader = PacketReader(terms.limits.maximum_packet_size, strict, terms.names)
         self.version = Version.MQTT_5
-        self.info = ClientInfo(
-            "", address=peer.address, transport=peer.transport, listener=peer.listener, local=peer.local,
-            certificate=peer.certificate,
-        )  # fmt: skip
+        self.info = ClientInfo("", address=peer.address, transport=peer.transport, listener=peer.listener)
+        self.info.local, self.info.certificate = peer.local, peer.certificate
         self.session: Session | None = None
         self.epoch = 0
         self.counted_user: str | None = None  # the User Name that it counts for
@@ -150,7 +149,7 @@ class Client:
         except MqttError as error:
             self.fail(error)
         except ConnectionError as error:
-            self.ending = self.ending or MqttError(f"connection lost: {error}")
+            self.ending = self.ending or StreamEnded(f"connection lost: {error}")
         except asyncio.CancelledError:
             if self.ending is None:
                 self.end(MqttError("cancelled"))
@@ -194,9 +193,10 @@ class Client:
                 return False
             data = data or await connection.read()
             if not data:
-                self.ending = self.ending or MqttError("closed by the client without DISCONNECT")
+                self.ending = self.ending or StreamEnded("closed by the client without DISCONNECT")
                 return True
             stats.bytes_received += len(data)
+            self.info.bytes_received += len(data)
             turn_ends, progressed = turn_end(stats), False
             for packets in reader.parts(data, offer):
                 stats.messages_received += len(packets)
@@ -229,6 +229,7 @@ class Client:
             return data
         rest = self._offer(data)
         self._terms.stats.bytes_received += len(data) - len(rest)
+        self.info.bytes_received += len(data) - len(rest)
         if rest and not self.serving:
             self.serving, data, rest = True, rest, b""
             self._terms.serve(self, data)
@@ -354,11 +355,7 @@ class Client:
         self, message: Message, qos: int, retain: bool, identifiers: tuple[int, ...],
         packet_id: int = 0, dup: bool = False, after: int = 0,
     ) -> bool:  # fmt: skip
-        """Queue a PUBLISH; False: dropped and counted. See terms.Link.
-
-        The bytes are the same for every subscriber of this version, QoS and RETAIN, unless identifiers,
-        expiry, an alias or a limit make them its own.
-        """
+        """Queue a PUBLISH; False: dropped and counted. See terms.Link, and Message.frame for its bytes."""
         outbound = self.outbound
         if qos == 0 and (outbound.full or (outbound.blocked and outbound.budget.low)):
             reason = "outbound_full" if outbound.full else "memory"
@@ -377,8 +374,11 @@ class Client:
         else:
             data = message.frame(self.version, 0, retain)[0]
         self._terms.stats.publish_sent += 1
+        self.info.publish_sent += 1
         if self.phase is Phase.GONE:
             return True
+        if self._terms.delivered is not None:
+            self._terms.delivered(self.info.client_id, message, qos)
         journal = self._terms.journal
         after = after or journal.gate
         if after or (qos and outbound.gate and journal.failure is None):
@@ -449,7 +449,7 @@ class Client:
     def acknowledge(self, first_byte: int, packet_id: int, after: int = 0, message: Any = None) -> None:
         """Queue PUBACK 0x40, PUBREC 0x50, PUBREL 0x62 or PUBCOMP 0x70 with Reason Code 0x00.
 
-        It leaves when batch *after* is committed. If that fails, *message* is taken back and refused.
+        It leaves when batch *after* is committed, see Outbound; else *message* is taken back and refused.
         """
         if self.phase is Phase.GONE:
             return
@@ -458,7 +458,7 @@ class Client:
         else:
             self.outbound.put_control(ACK.pack(first_byte, 2, packet_id))
 
-    def answer(self, packet: Packet, after: int, message: Message | None = None) -> None:
+    def answer(self, packet: Packet, after: int, message: Any = None) -> None:
         """As `acknowledge`, for one with another Reason Code."""
         data = fit(packet, self.version, self.maximum_packet_size)
         if data is None or self.phase is Phase.GONE:

@@ -183,5 +183,6 @@ def client_terms(core: Core, serve: Callable[[Client, bytes], None]) -> ClientTe
         dispatch=dispatcher(core),
         serve=serve,
         lane=lane.take if lane.open and core.config.capacity.fast_lane else no_lane,
+        delivered=core.hooks.on_delivered if core.hooks.hears_delivered else None,
         not_stored=partial(not_stored, core),
     )

@@ -231,5 +231,13 @@ class KeepAliveTimeout(MqttError):
     reason = ReasonCode.KEEP_ALIVE_TIMEOUT
 
 
+class StreamEnded(MqttError):
+    """The stream has ended without DISCONNECT."""
+
+
+class DisconnectedByClient(MqttError):
+    """The client said DISCONNECT, with this Reason Code."""
+
+
 class ServerShuttingDown(MqttError):
     reason = ReasonCode.SERVER_SHUTTING_DOWN

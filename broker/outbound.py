@@ -6,9 +6,11 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from broker.config import Limits
+from broker.errors import MqttError
+from broker.hook.sound import failure_of
 from broker.hook.stats import Stats
 from broker.store.budget import ByteBudget
 from broker.store.journal import Journal
@@ -23,6 +25,13 @@ ACKNOWLEDGEMENTS = (0x40, 0x50)  # first bytes of PUBACK and PUBREC
 FEED = 64  # cost of the retained messages that one turn of the loop sends, one each, to all that are fed
 NO_PACKETS: list[bytes] = []  # of all that have none: most, most of the time; nothing may be put into it
 LEAST_FEED = 4  # the same for one client, however many are fed
+
+
+class Held(NamedTuple):
+    """What stands in the gate *about* an acknowledgement that waits for more than a commit."""
+
+    until: asyncio.Future[None]  # an error in it refuses the acknowledgement
+    about: Any  # what is told of a refusal
 
 
 class Flusher:
@@ -89,33 +98,17 @@ class Outbound:
     runs only while the socket is blocked or there is a feed.
 
     What promises that something is stored goes through the `gate` (`put_after`), in order, and leaves when
-    the journal has committed it; while anything is in it, what must stay behind that goes there as well.
+    the journal has committed it, or when what it is Held for is done; while anything is in it, what must
+    stay behind that goes there as well.
     `cork` holds back everything. Both are a Waiter of the journal.
     """
 
     __slots__ = (
-        "_blocked_bytes",
-        "_blocked_since",
-        "_bytes",
-        "_closed",
-        "_connection",
-        "_control_bytes",
-        "_corked",
-        "_feed",
-        "_gated_bytes",
-        "_packets",
-        "_pending_counted",
-        "_pending_seen",
-        "_terms",
-        "_unblocked",
-        "_waker",
-        "_writing",
-        "blocked",
-        "budget",
-        "full",
-        "gate",
+        "_blocked_bytes", "_blocked_since", "_bytes", "_closed", "_connection", "_control_bytes",
+        "_corked", "_feed", "_gated_bytes", "_held", "_packets", "_pending_counted", "_pending_seen",
+        "_terms", "_unblocked", "_waker", "_writing", "blocked", "budget", "bytes_sent", "full", "gate",
         "owner",
-    )
+    )  # fmt: skip
 
     def __init__(self, connection: Connection, terms: WriteTerms, owner: Owner) -> None:
         self._connection = connection
@@ -124,9 +117,10 @@ class Outbound:
         self.owner = owner
         self.gate: deque[tuple[int, bytes, Any]] | None = None  # batch, packet, what is told of a refusal
         self._gated_bytes = 0  # of the byte budget
+        self._held: asyncio.Future[None] | None = None  # what the first in the gate waits for
         self._corked = 0  # the batch that must be committed before anything leaves
         self._packets = NO_PACKETS
-        self._bytes = 0
+        self._bytes = self.bytes_sent = 0
         self._blocked_bytes = 0  # of the byte budget
         self._blocked_since = 0.0
         self._control_bytes = 0
@@ -186,12 +180,18 @@ class Outbound:
         return self._corked > 0
 
     def put_after(self, batch: int, data: bytes, about: Any = None) -> None:
-        """Take a packet that leaves when *batch* is committed and all that was put here before has left."""
+        """Take a packet that leaves when *batch* is committed and all that was put here before has left.
+
+        With *about* a Held it waits for that as well; *batch* is -1 if for nothing else.
+        """
         if self.gate is None:
             self.gate = deque()
         self.gate.append((batch, data, about))
         self._count_gated(len(data))
-        self._terms.journal.wait(self)
+        if batch >= 0:
+            self._terms.journal.wait(self)
+        elif len(self.gate) == 1:
+            self._open_gate(self._terms.journal.done)
 
     def cork(self, batch: int) -> None:
         """Nothing leaves before *batch* is committed, unless that is 0; if it fails the connection ends."""
@@ -217,7 +217,7 @@ class Outbound:
         refuse = self.owner.refused  # which may close us
         for batch, data, about in tuple(self.gate or ()):
             if 0 < batch <= number and data[0] in ACKNOWLEDGEMENTS:
-                refusal = refuse(data, about, failure)
+                refusal = refuse(data, about.about if isinstance(about, Held) else about, failure)
                 if refusal and not self._closed:  # it takes the place of what it refuses
                     self._count_gated(len(refusal) - len(data))
                     kept.append((0, refusal, None))
@@ -241,9 +241,34 @@ class Outbound:
     def _open_gate(self, number: int) -> None:
         """What waits for batch *number* or earlier leaves, in order."""
         gate = self.gate
-        while gate and gate[0][0] <= number:
+        while gate and gate[0][0] <= number and not self._closed:
+            about = gate[0][2]
+            if isinstance(about, Held):
+                if not about.until.done():
+                    self._watch(about.until)
+                    break
+                if (failure := failure_of(about.until)) is not None:
+                    self._refuse_held(gate.popleft()[1], about.about, failure)
+                    continue
             self._leave(gate.popleft()[1])
         self._tell_unblocked()
+
+    def _watch(self, until: asyncio.Future[None]) -> None:
+        if self._held is not until:
+            self._held = until
+            until.add_done_callback(self._held_no_more)
+
+    def _held_no_more(self, until: asyncio.Future[None]) -> None:
+        self._held = None
+        if not self._closed:
+            self._open_gate(self._terms.journal.done)
+
+    def _refuse_held(self, data: bytes, about: Any, failure: MqttError) -> None:
+        refusal = self.owner.refused(data, about, failure)  # which may close us
+        if not self._closed:
+            self._count_gated(-len(data))
+            if refusal:
+                self.put_control(refusal)
 
     def _leave(self, data: bytes) -> None:
         self._count_gated(-len(data))
@@ -276,6 +301,7 @@ class Outbound:
     def write(self, data: bytes) -> None:
         """Write *data* now, behind what was written before."""
         self._terms.stats.bytes_sent += len(data)
+        self.bytes_sent += len(data)
         self._connection.write(data)
         pending = self._count_pending()
         if pending and not self.blocked:

@@ -19,7 +19,9 @@ PUBREL, PUBCOMP = 0x62, 0x70  # first bytes
 def handle_puback(core: Core, client: Client, packet: Puback) -> None:
     """PUBACK: the QoS 1 message is done, whatever the code says [MQTT-4.4.0-2]. Unknown: ignored."""
     assert client.session is not None
-    client.session.acknowledge(packet.packet_id, PacketType.PUBACK, packet.reason_code)
+    delivery = client.session.acknowledge(packet.packet_id, PacketType.PUBACK, packet.reason_code)
+    if delivery is not None and core.hooks.hears_acknowledged:
+        core.hooks.on_acknowledged(client.client_id, delivery.message, 1, packet.reason_code)
     client.outbound.resume_feed()
 
 
@@ -33,6 +35,8 @@ def handle_pubrec(core: Core, client: Client, packet: Pubrec) -> None:
     elif delivery.state is State.WAIT_PUBCOMP:  # from PUBREL on the client may forget the identifier
         after = core.journal.promise(before, delivery.message.topic_name)
         client.acknowledge(PUBREL, packet.packet_id, after)
+    elif core.hooks.hears_acknowledged:  # it was refused
+        core.hooks.on_acknowledged(client.client_id, delivery.message, 2, packet.reason_code)
     client.outbound.resume_feed()
 
 
@@ -102,7 +106,9 @@ def _route_held(core: Core, message: Message, after: int) -> None:
 def handle_pubcomp(core: Core, client: Client, packet: Pubcomp) -> None:
     """PUBCOMP: the QoS 2 message is done. Unknown: ignored."""
     assert client.session is not None
-    client.session.acknowledge(packet.packet_id, PacketType.PUBCOMP, packet.reason_code)
+    delivery = client.session.acknowledge(packet.packet_id, PacketType.PUBCOMP, packet.reason_code)
+    if delivery is not None and core.hooks.hears_acknowledged:
+        core.hooks.on_acknowledged(client.client_id, delivery.message, 2, packet.reason_code)
     client.outbound.resume_feed()
 
 

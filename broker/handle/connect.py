@@ -113,6 +113,7 @@ def _introduce(core: Core, client: Client, packet: Connect) -> None:
     info.password = packet.password
     info.clean_start = packet.clean_start
     info.keep_alive = packet.keep_alive
+    info.session_expiry_interval = _expiry_asked(core, packet)
     info.authentication_method = packet.properties.get("authentication_method")
 
 
@@ -236,6 +237,8 @@ async def _take_over(core: Core, client: Client, packet: Connect) -> asyncio.Tas
         raise NotAuthorized("the ClientID is in use by another user")
     _check_storm(core, client, old)
     log.info("session %r: %s takes over from %s", packet.client_id, client.info.address, old.info.address)
+    if old.session is not None:
+        core.hooks.on_session(packet.client_id, "taken_over", len(old.session.queue))
     old.end(SessionTakenOver(f"taken over by {client.info.address}"))
     await leave(core, old)
     return old.greeting
@@ -282,7 +285,7 @@ async def _session_for(core: Core, client: Client, packet: Connect) -> tuple[Ses
     if session is not None and not over and _is_of_another_user(core, session, client):
         raise NotAuthorized("the session belongs to another user")
     if session is not None and (over or packet.clean_start):
-        await end_session(core, session)
+        await end_session(core, session, "expired" if over else "ended")
         session = None
     _check_room(core, client, packet)  # again, after all that may wait
     if session is not None:
@@ -321,6 +324,7 @@ def _start(
     session.expiry_interval = min(asked, limits.session_expiry_interval)
     session.set_will(will)
     session.info = client.info
+    client.info.session_expiry_interval = session.expiry_interval
     session.user_name = client.info.user_name
     session.version = client.version
     record_session(session, core.journal)
@@ -350,6 +354,8 @@ def _start(
         packet.version.name,
         "resumed" if present else "new session",
     )
+    core.hooks.on_connack(client.info, 0, present)
+    core.hooks.on_session(session.client_id, "resumed" if present else "created", len(session.queue))
     session.pump()
 
 

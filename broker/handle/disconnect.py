@@ -9,9 +9,9 @@ from typing import Any
 
 from broker.client import Client
 from broker.core import Core
-from broker.errors import MqttError, ProtocolError, ReasonCode
+from broker.errors import DisconnectedByClient, MqttError, ProtocolError, ReasonCode, StreamEnded
 from broker.handle.publish import inspected, set_expiry
-from broker.hook.base import ClientInfo
+from broker.hook.base import ClientInfo, SessionState
 from broker.packet.message import Message
 from broker.packet.packets import Disconnect
 from broker.session.session import Session
@@ -33,7 +33,7 @@ async def handle_disconnect(core: Core, client: Client, packet: Disconnect) -> N
     if packet.properties:
         said = [packet.properties.get("reason_string"), packet.properties.get("user_property")]
         text = " ".join(str(part) for part in [text, *said] if part)
-    client.ending = MqttError(text, packet.reason_code)
+    client.ending = DisconnectedByClient(text, packet.reason_code)
     client.finish()
 
 
@@ -64,13 +64,26 @@ async def _farewell(core: Core, client: Client) -> None:
     ending = client.ending or MqttError("connection ended", ReasonCode.NORMAL_DISCONNECTION)
     if client.greeting is not None:
         await client.greeting
+    _sum_up(client, ending)
     if not client.info.authenticated:
+        if client.info.ended_by != "network" or client.info.client_id:
+            core.hooks.on_connack(client.info, ending.reason, False)
         log.info("refused %s %r: %s", client.info.address, client.client_id, ending)
         return
     log.info(
         "disconnected %r from %s: %s (0x%02X)", client.client_id, client.info.address, ending, ending.reason
     )
     await core.hooks.on_disconnect(client.info, ending.reason, str(ending))
+
+
+def _sum_up(client: Client, ending: MqttError) -> None:
+    """What hooks are told of a connection that is over."""
+    info = client.info
+    info.bytes_sent = client.outbound.bytes_sent
+    if isinstance(ending, DisconnectedByClient):
+        info.ended_by = "client"
+    else:
+        info.ended_by = "network" if isinstance(ending, StreamEnded) else "server"
 
 
 async def leave(core: Core, client: Client) -> None:
@@ -133,7 +146,7 @@ async def _keep_session(core: Core, session: Session, left_at: float) -> None:
         await publish_will(core, session)
 
 
-async def end_session(core: Core, session: Session) -> None:
+async def end_session(core: Core, session: Session, state: SessionState = "ended") -> None:
     """Everything about *session* is over [MQTT5 4.1]: its will is published if it is still pending.
 
     In the turn of its ClientID. Shared messages that were not acknowledged go to other members, but for
@@ -141,6 +154,7 @@ async def end_session(core: Core, session: Session) -> None:
     """
     if not core.sessions.delete(session):
         return  # somebody else has seen to it
+    core.hooks.on_session(session.client_id, state, len(session.queue))
     core.tree.unsubscribe_all(session, tuple(session.subscriptions))
     core.router.hand_on(session, [*session.take_unacknowledged(), *session.take_shared()])
     session.clear()
@@ -165,6 +179,8 @@ async def publish_will(core: Core, session: Session) -> None:
         log.warning("will of %r to %r refused: %s", session.client_id, message.topic_name, refusal)
         core.dropped(session.client_id, message, "will_refused")
     else:
+        if core.hooks.hears_taken:
+            core.hooks.note_taken(info if isinstance(info, ClientInfo) else None, message, "will")
         await core.router.publish_owned(message)
     session.note()
 
@@ -209,4 +225,4 @@ async def _publish_due_will(core: Core, session: Session, now: float) -> None:
 async def _end_due_session(core: Core, session: Session, now: float) -> None:
     async with core.turns.of(session.client_id):
         if session.ends_at <= now:
-            await end_session(core, session)
+            await end_session(core, session, "expired")

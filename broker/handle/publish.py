@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable
+from typing import Any
 
 from broker.client import Client
 from broker.core import Core
@@ -20,7 +22,8 @@ from broker.errors import (
     TopicAliasInvalid,
     TopicNameInvalid,
 )
-from broker.hook.base import ClientInfo
+from broker.hook.base import ClientInfo, Hold
+from broker.outbound import Held
 from broker.packet.codec import fit
 from broker.packet.enums import QoS, Version
 from broker.packet.message import NEVER_ROUTED, Message
@@ -44,6 +47,7 @@ def handle_publish(core: Core, client: Client, packet: Publish) -> Awaitable[Non
     session = client.session
     assert session is not None
     core.stats.publish_received += 1
+    client.info.publish_received += 1
     limits, topic_name, qos = core.config.limits, packet.topic_name, packet.qos
     block = packet.block
     if block is not None and not block.is_plain:
@@ -71,7 +75,7 @@ def handle_publish(core: Core, client: Client, packet: Publish) -> Awaitable[Non
     except MqttError as refusal:
         refuse_publish(core, client, packet, message, refusal)
         return None
-    if qos or message.retain or core.hooks.accepts:
+    if qos or message.retain or core.hooks.accepts or core.hooks.hears_taken:
         return _accept(core, client, session, packet, message)
     core.router.route(message)  # nothing to store, nothing to acknowledge
     return None
@@ -103,17 +107,28 @@ def _accept(
         if journal.failure is not None and qos:
             check_store(core, message, qos == QoS.EXACTLY_ONCE and session.state is not None)
         if qos == QoS.EXACTLY_ONCE:
-            _hold(core, client, session, packet, message)
-            return None
+            return _hold(core, client, session, packet, message)
+        if message.retain and core.hooks.stores_retained:
+            return _store_by_hook(core, client, packet, message, before)
+        held = _tell_taken(core, client, packet, message) if core.hooks.hears_taken else None
         if message.retain:
-            if core.hooks.stores_retained:
-                return _store_by_hook(core, client, packet, message, before)
             core.router.retain_now(message)
     except MqttError as refusal:
         _take_back(core, client, packet, message, refusal)
         return None
-    _hand_over(core, client, packet, message, before)
-    return None
+    return _hand_over(core, client, packet, message, before, held)
+
+
+def _tell_taken(core: Core, client: Client, packet: Publish, message: Message) -> Hold | None:
+    """Hooks hear of *message*, which nothing else stands in the way of. Raises MqttError, too."""
+    if message.retain and message.payload and not core.hooks.stores_retained:
+        core.retained.check(message)
+    return core.hooks.on_taken(client.info, message, packet.dup, "client")
+
+
+async def _wait_to_read(reading: asyncio.Future[None]) -> None:
+    """Nothing more of this client is read until *reading* is done; others wait for it, too."""
+    await asyncio.wait([reading])
 
 
 def _is_accepted(core: Core, client: Client, packet: Publish, message: Message) -> bool:
@@ -134,20 +149,33 @@ def _take_back(core: Core, client: Client, packet: Publish, message: Message, re
 
 async def _store_by_hook(core: Core, client: Client, packet: Publish, message: Message, before: int) -> None:
     """A hook stores what is retained, and may wait."""
+    held = None
     try:
         await core.router.retain(message)
+        if core.hooks.hears_taken:
+            held = _tell_taken(core, client, packet, message)
     except MqttError as refusal:
         return _take_back(core, client, packet, message, refusal)
-    return _hand_over(core, client, packet, message, before)
+    waits = _hand_over(core, client, packet, message, before, held)
+    if waits is not None:
+        await waits
+    return None
 
 
-def _hand_over(core: Core, client: Client, packet: Publish, message: Message, before: int) -> None:
-    """Route, then acknowledge: that is a promise, and waits for what was stored since *before*."""
+def _hand_over(
+    core: Core, client: Client, packet: Publish, message: Message, before: int, held: Hold | None
+) -> Awaitable[None] | None:
+    """Route, then acknowledge: that is a promise, and waits for what was stored since *before*.
+
+    It waits for what hooks have *held* as well.
+    """
     matched = core.router.route(message)
     if packet.qos:
         journal = core.journal
         after = journal.promise(before, message.topic_name) if journal.changes != before else 0
-        _acknowledge(client, packet.packet_id, matched, after, message)
+        until = None if held is None else held.acknowledgement
+        _acknowledge(client, packet.packet_id, matched, *_in_turn(after, until, message))
+    return None if held is None or held.reading is None else _wait_to_read(held.reading)
 
 
 def check_store(core: Core, message: Message, held: bool = False) -> None:
@@ -198,7 +226,8 @@ def _repeated(core: Core, client: Client, packet: Publish) -> None:
         if client.receiving is None:
             client.receiving = set()
         client.receiving.add(packet.packet_id)
-        client.acknowledge(PUBREC, packet.packet_id, core.journal.latest)  # it may not be stored yet
+        after, held = core.journal.latest, core.hooks.still_held  # it may not be stored yet
+        client.acknowledge(PUBREC, packet.packet_id, *_in_turn(after, held, None))
     elif client.version is Version.MQTT_5:
         in_use = PacketIdentifierInUse(f"identifier {packet.packet_id} is held by a QoS 2 message")
         client.answer(Puback(packet.packet_id, in_use.reason, client.explain(in_use)), 0)
@@ -264,28 +293,46 @@ def is_utf8(payload: bytes) -> bool:
     return True
 
 
-def _hold(core: Core, client: Client, session: Session, packet: Publish, message: Message) -> None:
+def _hold(
+    core: Core, client: Client, session: Session, packet: Publish, message: Message
+) -> Awaitable[None] | None:
     """QoS 2: ours from now on, routed on PUBREL (acks.py) [MQTT5 4.3.3]."""
     if message.retain and message.payload and not core.hooks.stores_retained:
         core.retained.check(message)  # PUBCOMP could not refuse it any more
     before = core.journal.changes
     if not session.hold(packet.packet_id, message):
         raise QuotaExceeded("the byte budget of the broker is spent")
-    after = core.journal.promise(before, message.topic_name)
+    held: Hold | None = None
+    if message.expires_at == NEVER_ROUTED:
+        held = Hold(core.hooks.still_held)
+    elif core.hooks.hears_taken:
+        try:
+            held = core.hooks.on_taken(client.info, message, packet.dup, "client")
+        except MqttError:
+            session.let_go(packet.packet_id)
+            raise
+    until = None if held is None else held.acknowledgement
+    after, about = _in_turn(core.journal.promise(before, message.topic_name), until, None)
     if client.receiving is None:
         client.receiving = set()
     client.receiving.add(packet.packet_id)
     if client.version is not Version.MQTT_5 or core.router.matches(message.topic_name):
-        client.acknowledge(PUBREC, packet.packet_id, after)
+        client.acknowledge(PUBREC, packet.packet_id, after, about)
     else:
-        client.answer(Pubrec(packet.packet_id, ReasonCode.NO_MATCHING_SUBSCRIBERS), after)
+        client.answer(Pubrec(packet.packet_id, ReasonCode.NO_MATCHING_SUBSCRIBERS), after, about)
+    return None if held is None or held.reading is None else _wait_to_read(held.reading)
 
 
-def _acknowledge(client: Client, packet_id: int, matched: bool, after: int, message: Message) -> None:
+def _in_turn(after: int, until: asyncio.Future[None] | None, message: Message | None) -> tuple[int, Any]:
+    """What an acknowledgement of *message* waits for: batch *after* and *until*; see Outbound.put_after."""
+    return (after, message) if until is None else (after or -1, Held(until, message))
+
+
+def _acknowledge(client: Client, packet_id: int, matched: bool, after: int, about: Any) -> None:
     if matched or client.version is not Version.MQTT_5:
-        client.acknowledge(PUBACK, packet_id, after, message)
+        client.acknowledge(PUBACK, packet_id, after, about)
     else:
-        client.answer(Puback(packet_id, ReasonCode.NO_MATCHING_SUBSCRIBERS), after, message)
+        client.answer(Puback(packet_id, ReasonCode.NO_MATCHING_SUBSCRIBERS), after, about)
 
 
 def refuse_publish(core: Core, client: Client, packet: Publish, message: Message, refusal: MqttError) -> None:
@@ -313,7 +360,8 @@ def _acknowledge_only(core: Core, client: Client, packet: Publish, message: Mess
     """
     core.dropped(client.client_id, message, "not_routed")
     if packet.qos == QoS.AT_LEAST_ONCE:
-        client.acknowledge(PUBACK, packet.packet_id, core.journal.latest)
+        after, held = core.journal.latest, core.hooks.still_held
+        client.acknowledge(PUBACK, packet.packet_id, *_in_turn(after, held, None))
     elif packet.qos == QoS.EXACTLY_ONCE and client.session is not None:
         empty = Message(
             message.topic_name, b"", packet.qos, client_id=message.client_id, expires_at=NEVER_ROUTED

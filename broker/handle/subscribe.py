@@ -59,6 +59,7 @@ async def handle_subscribe(core: Core, client: Client, packet: Subscribe) -> Non
         else:
             granted.append((subscription, _subscribe(core, client, session, subscription)))
             codes.append(subscription.qos)
+    _tell_subscribed(core, client, packet, decided, codes)
     refused = next((error for error in decided if isinstance(error, MqttError)), None)
     client.outbound.cork(core.journal.promise(before))
     client.send(Suback(packet.packet_id, codes, client.explain(refused) if refused else NO_PROPERTIES))
@@ -66,6 +67,24 @@ async def handle_subscribe(core: Core, client: Client, packet: Subscribe) -> Non
     left = AT_ONCE
     for (subscription, _), messages in zip(granted, found, strict=True):
         left = _send_retained(core, client, session, subscription, messages, left)
+
+
+def _tell_subscribed(
+    core: Core,
+    client: Client,
+    packet: Subscribe,
+    decided: Sequence[Subscription | MqttError],
+    codes: Sequence[int],
+) -> None:
+    if not core.hooks.hears_subscribed:
+        return
+    identifier = packet.properties.get("subscription_identifier", 0)
+    for request, held, code in zip(packet.requests, decided, codes, strict=True):
+        if isinstance(held, Subscription):
+            request = SubscribeRequest(
+                held.topic_filter, held.qos, held.no_local, held.retain_as_published, held.retain_handling
+            )
+        core.hooks.on_subscribed(client.info, request, code, identifier)
 
 
 def _subscribe(core: Core, client: Client, session: Session, subscription: Subscription) -> bool:
@@ -299,7 +318,8 @@ def _send_together(
     """Those of *part* with QoS 0 that nobody else has to look at, in one piece; gives the others."""
     outbound = client.outbound
     own_bytes = client.outbound_aliases is not None or client.maximum_packet_size is not None
-    careful = own_bytes or subscription.identifiers or core.hooks.inspects_delivery
+    looked_at = core.hooks.inspects_delivery or core.hooks.hears_delivered
+    careful = own_bytes or subscription.identifiers or looked_at
     if careful or outbound.blocked or outbound.full or client.phase is not Phase.CONNECTED:
         return part
     together: list[Message] = []
@@ -314,6 +334,7 @@ def _send_together(
             together.append(message)
     if together:
         core.stats.publish_sent += len(together)
+        client.info.publish_sent += len(together)
         outbound.put(retained_packets(together, client.version), len(together))
     return alone
 
@@ -362,6 +383,8 @@ async def handle_unsubscribe(core: Core, client: Client, packet: Unsubscribe) ->
                 raise  # its UNSUBACK could not tell
             refused = refused or refusal
             codes.append(_code(refusal, UNSUBACK_FAILURES))
+    for topic_filter, code in zip(packet.topic_filters, codes, strict=True):
+        core.hooks.on_unsubscribed(client.info, topic_filter, code)
     properties = client.explain(refused) if refused else NO_PROPERTIES
     if session.state is not None:  # others may have changed something while hooks waited
         client.outbound.cork(core.journal.promise(before))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from broker.errors import StoreError
 from broker.packet.enums import Version
@@ -29,6 +30,12 @@ class ClientInfo:
     certificate: dict[str, Any] | None = None  # SSLSocket.getpeercert() of a verified certificate
     authentication_method: str | None = None
     authenticated: bool = False  # CONNACK 0x00 was sent
+    session_expiry_interval: int = 0  # seconds, in force
+    ended_by: str = ""  # from on_disconnect on: client, network or server
+    publish_received: int = 0  # PUBLISH packets of this connection; these four in on_disconnect only
+    publish_sent: int = 0
+    bytes_received: int = 0
+    bytes_sent: int = 0
     _user_properties: list[tuple[str, str]] | None = field(default=None, init=False, repr=False)
     _attributes: dict[str, Any] | None = field(default=None, init=False, repr=False)
 
@@ -87,6 +94,18 @@ class Notes(Protocol):
 
     def items(self) -> list[tuple[str, bytes]]:
         """All of this hook, those that were put first before the others."""
+
+
+Origin = Literal["client", "will", "program", "sys"]  # whose message it is
+SessionState = Literal["created", "resumed", "taken_over", "expired", "ended"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What must wait until a future is done. It may be shared: nobody cancels it."""
+
+    acknowledgement: asyncio.Future[None] | None = None  # PUBACK or PUBREC leaves then; an error refuses
+    reading: asyncio.Future[None] | None = None  # nothing more of the publisher is read until then
 
 
 class BrokerApi(Protocol):
@@ -180,6 +199,42 @@ class HookBase:
         """May this client be sent this topic? All must pass, once per delivery: never waits."""
         return True
 
+    def on_taken(
+        self, client: ClientInfo | None, message: Message, dup: bool, origin: Origin
+    ) -> Hold | None:
+        """*message* is routed next, after all that was asked. Fail fast, never waits, may hold the answer.
+
+        *client* is None where nobody but the program or the broker itself has published it.
+        """
+        return None
+
+    def on_delivered(self, client_id: str, message: Message, qos: int) -> None:
+        """A PUBLISH with *message* is on its way to the socket of *client_id*. Notify all; never waits."""
+
+    def on_acknowledged(self, client_id: str, message: Message, qos: int, reason: int) -> None:
+        """*client_id* has acknowledged *message* to the end. Notify all; never waits."""
+
+    def on_connack(self, client: ClientInfo, reason: int, session_present: bool) -> None:
+        """A connection was accepted (0x00), or refused for *reason*. Notify all; never waits."""
+
+    def on_session(self, client_id: str, state: SessionState, waiting: int) -> None:
+        """The session of *client_id*, in which *waiting* messages wait, is *state* now. Never waits."""
+
+    def on_subscribed(
+        self, client: ClientInfo, request: SubscribeRequest, reason: int, identifier: int
+    ) -> None:
+        """SUBACK says *reason* about *request*, as it was granted or as it was asked. Never waits.
+
+        *identifier* is the Subscription Identifier; 0: none.
+        """
+
+    def on_unsubscribed(self, client: ClientInfo, topic_filter: str, reason: int) -> None:
+        """UNSUBACK says *reason* about *topic_filter*. Notify all; never waits."""
+
+    def sys_values(self) -> Mapping[str, int | str]:
+        """What `$SYS/broker/...` says of this hook, by the rest of the Topic Name. Never waits."""
+        return {}
+
     async def on_session_created(self, client_id: str) -> None:
         """A session began. Notify all."""
 
@@ -227,4 +282,12 @@ EVENTS = (
     "on_dropped",
     "on_store_failed",
     "on_store_recovered",
+    "on_taken",
+    "on_delivered",
+    "on_acknowledged",
+    "on_connack",
+    "on_session",
+    "on_subscribed",
+    "on_unsubscribed",
+    "sys_values",
 )

@@ -5,32 +5,35 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Coroutine, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from math import isfinite
 from types import CoroutineType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from broker.errors import BadAuthenticationMethod, ImplementationSpecificError, MqttError, StoreError
-from broker.hook.base import EVENTS, AuthStep, BrokerApi, ClientInfo, HookBase
+from broker.errors import BadAuthenticationMethod, MqttError, StoreError
+from broker.hook.base import EVENTS, AuthStep, BrokerApi, ClientInfo, Hold, HookBase, Origin, SessionState
+from broker.hook.sound import (
+    Method,
+    both,
+    expect,
+    failed,
+    fields_of,
+    is_unchanged,
+    parts_of,
+    refusal_of,
+    rubbish,
+    settled,
+    sound_hold,
+    sound_message,
+    sound_step,
+)
 from broker.packet.message import Message
 from broker.packet.packets import Connect, SubscribeRequest
-from broker.packet.properties import Place, property_block
-from broker.topic.name import check_topic_name
 
 log = logging.getLogger("broker.hook")
 
 T = TypeVar("T")
-
-
-class Method(NamedTuple):
-    """One hook's override of one event."""
-
-    hook: str
-    event: str
-    call: Callable[..., Any]
-    transforms: bool = False  # what it gives takes the place of the message
 
 
 class Begun:
@@ -104,6 +107,15 @@ class Hooks:
         self._on_dropped = lists["on_dropped"]
         self._on_store_failed = lists["on_store_failed"]
         self._on_store_recovered = lists["on_store_recovered"]
+        self._on_taken = lists["on_taken"]
+        self._on_delivered = lists["on_delivered"]
+        self._on_acknowledged = lists["on_acknowledged"]
+        self._on_connack = lists["on_connack"]
+        self._on_session = lists["on_session"]
+        self._on_subscribed = lists["on_subscribed"]
+        self._on_unsubscribed = lists["on_unsubscribed"]
+        self._sys_values = lists["sys_values"]
+        self.held: asyncio.Future[None] | None = None  # what the last acknowledgement that waits waits for
         # What the hot paths ask before they call anything.
         self.need_task = any(inspect.iscoroutinefunction(each.call) for each in chain(*lists.values()))
         self.hears_ends = bool(self._on_session_ended)
@@ -116,6 +128,12 @@ class Hooks:
         self.checks_delivery = bool(self._can_read)
         self.keeps_retained = bool(self._store_retained or self._get_retained)
         self.stores_retained = bool(self._store_retained)
+        self.hears_taken = bool(self._on_taken)
+        self.hears_delivered = bool(self._on_delivered)
+        self.hears_subscribed = bool(self._on_subscribed)
+        self.hears_acknowledged = bool(self._on_acknowledged)
+        # Somebody wants to know of single messages: no run of them may be handled at once.
+        self.follows_messages = self.hears_taken or self.hears_delivered or self.hears_acknowledged
 
     async def init(self, broker: BrokerApi) -> None:
         """Start every hook, in order. If one raises, those before it are stopped and the error goes on."""
@@ -145,31 +163,31 @@ class Hooks:
         took 9.4 us a message when each got a task's time-out and a check of all that it gave back, two plain
         functions 3.9; with this 2.1 and 1.1 (50 topics, QoS 0; CPython 3.11, 2 cores).
         """
-        before, methods = _fields(message), iter(self._on_message)
+        before, methods = fields_of(message), iter(self._on_message)
         for method in methods:
             try:
                 result = self._begin(method, client, message)
             except MqttError:
                 raise
             except Exception as error:
-                raise _refusal(method) from error
+                raise refusal_of(method) from error
             if isinstance(result, Begun):
                 return self._inspect_later(methods, method, result, client, message)
-            if method.transforms and not (result is message and _is_unchanged(message, before)):
-                message = _sound(method, result)
-                before = _fields(message)
-        return _settled(message)
+            if method.transforms and not (result is message and is_unchanged(message, before)):
+                message = sound_message(method, result)
+                before = fields_of(message)
+        return settled(message)
 
     async def _inspect_later(
         self, methods: Iterator[Method], method: Method, begun: Begun, client: ClientInfo, message: Message
     ) -> Message:
         """The rest of `inspect_publish`: *method* has begun and waits."""
         result = await self._decide_begun(method, begun)
-        message = _sound(method, result) if method.transforms else message
+        message = sound_message(method, result) if method.transforms else message
         for method in methods:
             result = await self._decide(method, client, message)
-            message = _sound(method, result) if method.transforms else message
-        return _settled(message)
+            message = sound_message(method, result) if method.transforms else message
+        return settled(message)
 
     # ---- fail fast
 
@@ -188,7 +206,7 @@ class Hooks:
             except MqttError:
                 raise
             except (Exception, asyncio.CancelledError) as error:
-                raise _refusal(method) from error
+                raise refusal_of(method) from error
 
     async def on_unsubscribe(self, client: ClientInfo, topic_filter: str) -> None:
         for method in self._on_unsubscribe:
@@ -198,10 +216,10 @@ class Hooks:
 
     async def on_subscribe(self, client: ClientInfo, request: SubscribeRequest) -> SubscribeRequest:
         for method in self._on_subscribe:
-            request = _expect(SubscribeRequest, method, await self._decide(method, client, request))
+            request = expect(SubscribeRequest, method, await self._decide(method, client, request))
             numbers = request.qos in (0, 1, 2) and request.retain_handling in (0, 1, 2)
             if not numbers or not isinstance(request.topic_filter, str):
-                raise _rubbish(method, request, "SubscribeRequest")
+                raise rubbish(method, request, "SubscribeRequest")
         return request
 
     def on_publish_deliver(self, client_id: str, message: Message) -> Message | None:
@@ -209,9 +227,9 @@ class Hooks:
         for method in self._on_publish_deliver:
             try:
                 changed = method.call(client_id, message)
-                message = message if changed is message else _sound(method, changed)
+                message = message if changed is message else sound_message(method, changed)
             except (Exception, asyncio.CancelledError):  # nobody cancels a plain call
-                _failed(method)
+                failed(method)
                 return None
         return message
 
@@ -224,7 +242,7 @@ class Hooks:
                 if method.call(client_id, topic_name) is not True:
                     return False
             except (Exception, asyncio.CancelledError):
-                _failed(method)
+                failed(method)
                 return False
         return True
 
@@ -235,7 +253,7 @@ class Hooks:
         for provider in self._on_auth:
             step = await self._decide(provider, client, method, data)
             if step is not None:
-                return _sound_step(provider, _expect(AuthStep, provider, step))
+                return sound_step(provider, expect(AuthStep, provider, step))
         raise BadAuthenticationMethod(f"no hook handles authentication method {method!r}")
 
     async def store_retained(self, message: Message) -> None:
@@ -247,9 +265,9 @@ class Hooks:
             return ()
         provider = self._get_retained[0]
         try:
-            return [_sound(provider, message) for message in await self._call(provider, topic_filter)]
+            return [sound_message(provider, message) for message in await self._call(provider, topic_filter)]
         except Exception:
-            _failed(provider)
+            failed(provider)
             return ()
 
     # ---- notify all
@@ -274,6 +292,67 @@ class Hooks:
 
     def on_taken_back(self, client: ClientInfo, message: Message) -> None:
         _tell_now(self._on_taken_back, client, message)
+    def on_taken(
+        self, client: ClientInfo | None, message: Message, dup: bool, origin: Origin
+    ) -> Hold | None:
+        """Fail fast: a MqttError refuses *message*, and so does a failure."""
+        held: Hold | None = None
+        for method in self._on_taken:
+            try:
+                found = method.call(client, message, dup, origin)
+            except MqttError:
+                raise
+            except (Exception, asyncio.CancelledError) as error:
+                raise refusal_of(method) from error
+            if found is not None:
+                found = sound_hold(method, found)
+                held = found if held is None else Hold(*map(both, parts_of(held), parts_of(found)))
+        if held is not None and held.acknowledgement is not None:
+            self.held = held.acknowledgement
+        return held
+
+    def note_taken(self, client: ClientInfo | None, message: Message, origin: Origin) -> None:
+        """As `on_taken`, for a message that nobody can be told a refusal of."""
+        try:
+            self.on_taken(client, message, False, origin)
+        except MqttError as error:
+            log.warning("a message to %r is routed all the same: %s", message.topic_name, error)
+
+    @property
+    def still_held(self) -> asyncio.Future[None] | None:
+        """What an answer must wait for that speaks of an earlier message; None: nothing, all is well."""
+        held = self.held
+        return None if held is None or (held.done() and held.exception() is None) else held
+
+    def on_delivered(self, client_id: str, message: Message, qos: int) -> None:
+        _tell_now(self._on_delivered, client_id, message, qos)
+
+    def on_acknowledged(self, client_id: str, message: Message, qos: int, reason: int) -> None:
+        _tell_now(self._on_acknowledged, client_id, message, qos, reason)
+
+    def on_connack(self, client: ClientInfo, reason: int, session_present: bool) -> None:
+        _tell_now(self._on_connack, client, reason, session_present)
+
+    def on_session(self, client_id: str, state: SessionState, waiting: int) -> None:
+        _tell_now(self._on_session, client_id, state, waiting)
+
+    def on_subscribed(
+        self, client: ClientInfo, request: SubscribeRequest, reason: int, identifier: int
+    ) -> None:
+        _tell_now(self._on_subscribed, client, request, reason, identifier)
+
+    def on_unsubscribed(self, client: ClientInfo, topic_filter: str, reason: int) -> None:
+        _tell_now(self._on_unsubscribed, client, topic_filter, reason)
+
+    def sys_values(self) -> dict[str, int | str]:
+        """Of all hooks; those of one that fails are left out."""
+        values: dict[str, int | str] = {}
+        for method in self._sys_values:
+            try:
+                values |= {str(name): value for name, value in method.call().items()}
+            except (Exception, asyncio.CancelledError):
+                failed(method)
+        return values
 
     def on_store_failed(self, failure: StoreError) -> None:
         _tell_now(self._on_store_failed, failure)
@@ -340,7 +419,7 @@ class Hooks:
         except MqttError:
             raise
         except Exception as error:
-            raise _refusal(method) from error
+            raise refusal_of(method) from error
 
     async def _decide_begun(self, method: Method, begun: Begun) -> Any:
         try:
@@ -348,14 +427,14 @@ class Hooks:
         except MqttError:
             raise
         except Exception as error:
-            raise _refusal(method) from error
+            raise refusal_of(method) from error
 
     async def _tell(self, methods: tuple[Method, ...], *args: Any) -> None:
         for method in methods:
             try:
                 await self._call(method, *args)
             except Exception:
-                _failed(method)
+                failed(method)
 
 
 def _call_now(method: Method, *args: Any) -> None:
@@ -369,103 +448,7 @@ def _tell_now(methods: tuple[Method, ...], *args: Any) -> None:
         try:
             _call_now(method, *args)
         except (Exception, asyncio.CancelledError):
-            _failed(method)
-
-
-def _failed(method: Method) -> None:
-    log.exception("hook %s failed in %s", method.hook, method.event)
-
-
-def _refusal(method: Method) -> ImplementationSpecificError:
-    """What a hook that failed just now refuses with."""
-    _failed(method)
-    return ImplementationSpecificError(f"hook {method.hook} failed in {method.event}")
-
-
-def _rubbish(method: Method, value: Any, wanted: str) -> ImplementationSpecificError:
-    log.error("hook %s: %s returned %.200r, which is no sound %s", method.hook, method.event, value, wanted)
-    return ImplementationSpecificError(f"hook {method.hook} returned no sound {wanted}")
-
-
-def _expect(kind: type[T], method: Method, value: Any) -> T:
-    """A hook that forgets to return its value must not become an empty message."""
-    if isinstance(value, kind):
-        return value
-    raise _rubbish(method, value, kind.__name__)
-
-
-def _sound(method: Method, value: Any) -> Message:
-    """A Message that can be sent: what a hook made goes to clients that never heard of the hook.
-
-    Its Topic Name is refused as a client's would be, with 0x90.
-    """
-    message = _expect(Message, method, value)
-    payload: Any = message.payload
-    qos: Any = message.qos
-    retain: Any = message.retain
-    expires_at: Any = message.expires_at
-    try:
-        sound = isinstance(payload, bytes) and isinstance(qos, int) and qos in (0, 1, 2)
-        sound = sound and isinstance(retain, int) and retain in (0, 1)
-        sound = sound and isinstance(message.client_id, str)
-        sound = sound and (expires_at is None or isfinite(expires_at))
-        message.client_id.encode()
-        property_block(message.properties, Place.PUBLISH)
-        check_topic_name(message.topic_name)
-    except (AttributeError, TypeError, ValueError, KeyError, OverflowError) as error:
-        raise _rubbish(method, value, "Message") from error
-    if not sound:
-        raise _rubbish(method, value, "Message")
-    message.changed()
-    return message
-
-
-def _fields(message: Message) -> tuple[Any, ...]:
-    """What `_is_unchanged` compares."""
-    return (
-        message.topic_name,
-        message.payload,
-        message.qos,
-        message.retain,
-        message.client_id,
-        message.expires_at,
-    )
-
-
-def _is_unchanged(message: Message, before: tuple[Any, ...]) -> bool:
-    """Whether a sound *message* of which *before* was said is so still: nobody changed it in place."""
-    topic_name, payload, qos, retain, client_id, expires_at = before
-    return (
-        message.topic_name is topic_name
-        and message.payload is payload
-        and message.qos is qos
-        and message.retain is retain
-        and message.client_id is client_id
-        and message.expires_at is expires_at
-        and (not message.properties if message.block is None else _is_current(message))
-    )
-
-
-def _is_current(message: Message) -> bool:
-    """Whether its block is still what its properties are on the wire."""
-    return message.block is not None and message.properties == message.block.travels
-
-
-def _settled(message: Message) -> Message:
-    """*message*, ready for the wire, whatever hooks did to its properties."""
-    if message.block is not None and not _is_current(message):
-        message.block = None
-    return message
-
-
-def _sound_step(method: Method, step: AuthStep) -> AuthStep:
-    said: dict[str, Any] = {"authentication_data": step.data, "reason_string": step.reason_string}
-    said["user_property"] = list(step.user_properties) or None
-    try:
-        property_block({name: value for name, value in said.items() if value is not None}, Place.AUTH)
-    except (AttributeError, TypeError, ValueError, KeyError) as error:
-        raise _rubbish(method, step, "AuthStep") from error
-    return step
+            failed(method)
 
 
 def _first_step(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -54,7 +54,7 @@ class Lane:
         self._blocks = Blocks(core.config, names)
         self._most_qos = limits.maximum_qos
         # What would have to look at every message.
-        watched = hooks.inspects_publish or hooks.checks_delivery or hooks.changes_delivery
+        watched = hooks.inspects_publish or hooks.inspects_delivery or hooks.follows_messages
         self.open = not (watched or limits.message_expiry_interval or limits.maximum_packet_size < SHORT)
 
     def take(self, client: Client, data: bytes) -> bytes:

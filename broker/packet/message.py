@@ -72,6 +72,8 @@ class Message:
     # The row of a durable store that holds it; copies of `bare` share it.
     record: Any = field(init=False, repr=False, compare=False)
     block: PropertyBlock | None = field(init=False, repr=False, compare=False)
+    # A hook's own note, for when it hears of this message again; copies have it, restarts forget it.
+    mark: Any = field(init=False, repr=False, compare=False)
     _size: int = field(init=False, repr=False, compare=False)
     _frames: Frames | None = field(init=False, repr=False, compare=False)
     _left: int | None = field(init=False, repr=False, compare=False)  # see `count_down`
@@ -97,6 +99,7 @@ class Message:
         self.original = None
         self.record = None
         self.block = None
+        self.mark = None
         self._size = -1
         self._frames = None
         self._left = None
@@ -166,6 +169,7 @@ class Message:
             self.client_id,
             self.expires_at,
         )
+        copy.mark = self.mark
         for name, value in changes.items():
             setattr(copy, name, value)
         return copy

@@ -27,7 +27,7 @@ from broker import (
     Version,
 )
 from broker.errors import StoreError
-from broker.hook.base import EVENTS
+from broker.hook.base import EVENTS, Hold
 from broker.packet.packets import (
     Auth,
     Connack,
@@ -85,7 +85,11 @@ def boom(*args: Any) -> Any:
 
 OF_THE_STORE = ("on_store_failed", "on_store_recovered")
 OF_A_MESSAGE = ("on_accepted", "on_taken_back")
-NEVER_WAITS = ("on_publish_deliver", "can_read", "on_dropped", *OF_A_MESSAGE, *OF_THE_STORE)
+TOLD_AT_ONCE = (
+    *("on_taken", "on_delivered", "on_acknowledged", "on_connack", "on_session"),
+    *("on_subscribed", "on_unsubscribed", "sys_values"),
+)
+NEVER_WAITS = ("on_publish_deliver", "can_read", "on_dropped", *OF_A_MESSAGE, *OF_THE_STORE, *TOLD_AT_ONCE)
 
 
 async def hangs(*args: Any) -> Any:
@@ -228,7 +232,7 @@ async def test_08__a_coroutine_has_its_time(caplog: pytest.LogCaptureFixture) ->
     assert "failed in on_publish" in caplog.text
 
 
-@pytest.mark.parametrize("event", [event for event in EVENTS if event not in OF_THE_STORE])
+@pytest.mark.parametrize("event", [e for e in EVENTS if e not in (*OF_THE_STORE, "sys_values")])
 @pytest.mark.parametrize("failure", [boom, hangs])
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
 def test_09__a_hook_that_fails_touches_nobody_else(
@@ -241,6 +245,8 @@ def test_09__a_hook_that_fails_touches_nobody_else(
         bad = who in ("bad", "bad/t") or (event == "store_retained" and args[0].topic_name == "bad/t")
         if bad:
             return failure()
+        if event in TOLD_AT_ONCE:
+            return None
         return True if event == "can_read" else () if event == "get_retained" else args[-1]
 
     async def scene() -> None:
@@ -259,7 +265,7 @@ def test_09__a_hook_that_fails_touches_nobody_else(
             assert list(broker.clients) == ["good"]
 
     asyncio.run(scene())
-    never_called = ("on_session_resumed", "on_dropped", "on_taken_back")  # by this scene
+    never_called = ("on_session_resumed", "on_dropped", "on_acknowledged", "on_taken_back")  # by this scene
     silent = event == "can_read" and failure is hangs  # a coroutine is simply not True
     if event not in never_called and not silent:
         assert "failed in" in caplog.text or "returned" in caplog.text
@@ -1142,6 +1148,388 @@ async def test_40__one_that_fails_is_logged(
         await recovered(broker)
         assert await other.publish("t", qos=1) == 0
     assert all(f"failed in {event}" in caplog.text for event in OF_THE_STORE)
+
+
+# ---- what has happened
+
+
+@run_async
+async def test_45__on_taken_after_all_others_and_before_anybody_is_sent_it() -> None:
+    calls: list[str] = []
+    accepted: list[Any] = []
+
+    def note(client: Any, message: Message, dup: bool, origin: str) -> None:
+        calls.append("accepted")
+        who = None if client is None else client.client_id
+        accepted.append((who, message.topic_name, message.payload, message.qos, dup, origin))
+
+    def change(client: Any, message: Message) -> Message:
+        return message.with_(payload=b"changed")
+
+    hooks = [
+        hook(on_taken=note),
+        hook(on_publish_received=change),
+        recorder(calls, "b", "on_publish", "on_delivered"),
+    ]
+    async with memory_broker(hooks=hooks) as broker:
+        peer = Peer(broker)
+        await peer.connect("c", will=Will("w", b"will"))
+        await peer.subscribe("t")
+        peer.send(Publish("t", b"0"))
+        await peer.expect(Publish)
+        assert calls == ["b.on_publish", "accepted", "b.on_delivered"]
+        peer.send(Publish("u", b"2", 2, packet_id=7), Publish("u", b"2", 2, packet_id=7, dup=True), Pubrel(7))
+        await peer.expect_end() if False else None
+        for _ in range(2):
+            await peer.expect(Pubrec)
+        peer.drop()
+        await settle(broker, "c")
+        await broker.publish("p", b"program", qos=1)
+        broker._publish_sys()
+    kinds = [each for each in accepted if each[5] != "sys"]
+    assert kinds == [
+        ("c", "t", b"changed", 0, False, "client"),
+        ("c", "u", b"changed", 2, False, "client"),
+        ("c", "w", b"changed", 0, False, "will"),
+        (None, "p", b"program", 1, False, "program"),
+    ]
+    assert {(each[0], each[5]) for each in accepted[len(kinds) :]} == {(None, "sys")}
+
+
+@pytest.mark.parametrize("failure", [refusing(QuotaExceeded("full")), boom, lambda *args: "no Hold"])
+@run_async
+async def test_45__it_may_refuse_what_a_client_or_the_program_published(failure: Any) -> None:
+    async with memory_broker(hooks=[hook(on_taken=failure)]) as broker:
+        peer, watcher = Peer(broker), Peer(broker)
+        await watcher.connect("w")
+        await watcher.subscribe("#")
+        await peer.connect("c", will=Will("will", b"all the same"))
+        refused = ReasonCode.QUOTA_EXCEEDED if failure not in (boom,) else 0x83
+        for qos in (1, 2):
+            code = await peer.publish("t", b"x", qos=qos, retain=True, packet_id=qos)
+            assert code in (refused, 0x83)
+        with pytest.raises(MqttError):
+            await broker.publish("t", b"x", qos=1)
+        assert len(broker._core.retained) == 0
+        assert not peer_session(broker, "c").inflight.held
+        peer.drop()
+        assert (await watcher.expect(Publish)).topic_name == "will"
+        await watcher.expect_nothing()
+
+
+def peer_session(broker: Broker, client_id: str) -> Any:
+    return broker._core.sessions.get(client_id)
+
+
+@run_async
+async def test_46__acknowledgements_wait_in_order_and_the_client_is_read_on() -> None:
+    futures: dict[str, asyncio.Future[None]] = {}
+
+    def hold(client: Any, message: Message, dup: bool, origin: str) -> Any:
+        future = futures.get(message.topic_name)
+        return None if future is None else Hold(acknowledgement=future)
+
+    async with memory_broker(hooks=[hook(on_taken=hold)]) as broker:
+        futures["a"] = asyncio.get_running_loop().create_future()
+        futures["b"] = asyncio.get_running_loop().create_future()
+        peer, watcher = Peer(broker), Peer(broker)
+        await watcher.connect("w")
+        await watcher.subscribe("#", qos=0)
+        await peer.connect("c")
+        peer.send(Publish("a", b"1", 1, packet_id=1), Publish("free", b"2", 1, packet_id=2))
+        peer.send(Publish("b", b"3", 2, packet_id=3), Publish("a", b"4", 1, packet_id=4))
+        for payload in (b"1", b"2", b"4"):  # QoS 2 is routed at PUBREL
+            assert (await watcher.expect(Publish)).payload == payload
+        await peer.expect_nothing()
+        futures["b"].set_result(None)
+        await peer.expect_nothing()
+        futures["a"].set_result(None)
+        answers = [await peer.expect(kind) for kind in (Puback, Puback, Pubrec, Puback)]
+        assert [answer.packet_id for answer in answers] == [1, 2, 3, 4]
+        assert all(answer.reason_code == 0 for answer in answers)
+
+
+@pytest.mark.parametrize("version", [Version.MQTT_5, Version.MQTT_3_1_1])
+@run_async
+async def test_46__an_error_refuses_what_was_held(version: Version) -> None:
+    held: list[asyncio.Future[None]] = []
+
+    def hold(client: Any, message: Message, dup: bool, origin: str) -> Any:
+        return Hold(acknowledgement=held[0]) if message.topic_name == "held" else None
+
+    async with memory_broker(hooks=[hook(on_taken=hold)]) as broker:
+        held.append(asyncio.get_running_loop().create_future())
+        peer = Peer(broker, version)
+        await peer.connect("c")
+        peer.send(Publish("held", b"1", 1, packet_id=1), Publish("held", b"2", 2, packet_id=2))
+        peer.send(Publish("free", b"3", 1, packet_id=3))
+        await peer.expect_nothing()
+        held[0].set_exception(QuotaExceeded("the log is full"))
+        if version is Version.MQTT_5:
+            assert (await peer.expect(Puback)).reason_code == ReasonCode.QUOTA_EXCEEDED
+            assert (await peer.expect(Pubrec)).reason_code == ReasonCode.QUOTA_EXCEEDED
+            assert (await peer.expect(Puback)).reason_code in (0, 0x10)
+            assert not peer_session(broker, "c").inflight.held
+        else:
+            await peer.expect_end()
+    assert not held[0].cancelled()
+
+
+@run_async
+async def test_46__a_repeated_qos_2_message_waits_for_what_the_first_waited_for() -> None:
+    held: list[asyncio.Future[None]] = []
+    hold = hook(on_taken=lambda *args: Hold(acknowledgement=held[0]))
+    async with memory_broker(hooks=[hold]) as broker:
+        held.append(asyncio.get_running_loop().create_future())
+        peer, again = Peer(broker), Peer(broker)
+        await peer.connect("c", clean_start=False, properties={"session_expiry_interval": 60})
+        peer.send(Publish("t", b"1", 2, packet_id=1))
+        await peer.expect_nothing()
+        peer.drop()
+        await again.connect("c", clean_start=False)
+        again.send(Publish("t", b"1", 2, packet_id=1, dup=True))
+        await again.expect_nothing()
+        held[0].set_result(None)
+        await again.expect(Pubrec)
+
+
+@run_async
+async def test_46__the_program_waits_as_well_and_cancels_nothing() -> None:
+    held: list[asyncio.Future[None]] = []
+    hold = hook(on_taken=lambda *args: Hold(acknowledgement=held[0], reading=held[0]))
+    async with memory_broker(hooks=[hold]) as broker:
+        held.append(asyncio.get_running_loop().create_future())
+        task = asyncio.create_task(broker.publish("t", b"1", qos=1))
+        other = asyncio.create_task(broker.publish("t", b"1", qos=1))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert not held[0].cancelled() and not other.done()
+        held[0].set_result(None)
+        assert await other == ReasonCode.NO_MATCHING_SUBSCRIBERS
+
+
+@run_async
+async def test_46__a_client_that_must_wait_is_not_read() -> None:
+    futures: list[asyncio.Future[None]] = []
+    seen: list[str] = []
+
+    def hold(client: Any, message: Message, dup: bool, origin: str) -> Any:
+        seen.append(message.topic_name)
+        return Hold(reading=futures[0]) if message.topic_name == "full" else None
+
+    async with memory_broker(hooks=[hook(on_taken=hold), hook(on_taken=hold)]) as broker:
+        futures.append(asyncio.get_running_loop().create_future())
+        peer, other, gone = Peer(broker), Peer(broker), Peer(broker)
+        await peer.connect("c")
+        await other.connect("o")
+        await gone.connect("g")
+        for each in (peer, gone):
+            each.send(Publish("full", b""), Publish("behind", b""))
+        assert await other.publish("free", qos=1) == ReasonCode.NO_MATCHING_SUBSCRIBERS
+        assert "behind" not in seen
+        gone.drop()
+        await broker.disconnect("g")
+        assert not futures[0].done()
+        futures[0].set_result(None)
+        await peer.expect_nothing()
+        assert seen.count("behind") == 2
+
+
+async def follow(event: str) -> list[Any]:
+    """What a hook with *event* hears of one message of each QoS, one that is refused, and a retained one."""
+    seen: list[Any] = []
+
+    def note(who: str, message: Message, *codes: int) -> None:
+        seen.append((who, message.topic_name, *codes))
+
+    async with memory_broker(hooks=[hook(**{event: note})]) as broker:
+        peer = Peer(broker)
+        await peer.connect("c")
+        await broker.publish("0", b"x", retain=True)
+        await peer.subscribe("#", qos=2)
+        await peer.expect(Publish)
+        await broker.publish("1", b"", qos=1)
+        peer.send(Puback((await peer.expect(Publish)).packet_id, 0x80))
+        await broker.publish("2", b"", qos=2)
+        packet_id = (await peer.expect(Publish)).packet_id
+        peer.send(Pubrec(packet_id))
+        await peer.expect(Pubrel)
+        peer.send(Pubcomp(packet_id))
+        await broker.publish("refused", b"", qos=2)
+        peer.send(Pubrec((await peer.expect(Publish)).packet_id, 0x97))
+        await peer.expect_nothing()
+    return seen
+
+
+@run_async
+async def test_47__on_delivered_once_for_each_publish() -> None:
+    assert await follow("on_delivered") == [("c", "0", 0), ("c", "1", 1), ("c", "2", 2), ("c", "refused", 2)]
+
+
+@run_async
+async def test_48__on_acknowledged_once_at_the_end() -> None:
+    assert await follow("on_acknowledged") == [
+        ("c", "1", 1, 0x80),
+        ("c", "2", 2, 0),
+        ("c", "refused", 2, 0x97),
+    ]
+
+
+@run_async
+async def test_49__on_connack_once_for_each_connection_that_was_answered() -> None:
+    seen: list[Any] = []
+    told = hook(
+        on_connack=lambda info, code, present: seen.append(
+            (info.client_id, code, present, info.keep_alive, info.session_expiry_interval)
+        ),
+        on_connect=lambda info, packet: boom() if info.client_id == "bad" else None,
+    )
+    async with memory_broker(hooks=[told]) as broker:
+        for present in (False, True):
+            peer = Peer(broker)
+            await peer.connect(
+                "c", clean_start=False, keep_alive=9, properties={"session_expiry_interval": 60}
+            )
+            assert seen.pop() == ("c", 0, present, 9, 60)
+            peer.drop()
+            await settle(broker, "c")
+        bad, rubbish, silent = Peer(broker), Peer(broker), Peer(broker)
+        assert (await bad.connect("bad")).reason_code == 0x83
+        await bad.expect_end()
+        rubbish.send_raw(b"\x10\x00")
+        await rubbish.expect_end()
+        silent.drop()
+        for _ in range(10):
+            await asyncio.sleep(0)
+    assert seen == [("bad", 0x83, False, 0, 0), ("", 0x84, False, 0, 0)]
+
+
+@run_async
+async def test_50__on_session_at_each_change() -> None:
+    seen: list[Any] = []
+    clock = Clock()
+    told = hook(on_session=lambda who, state, waiting: seen.append((who, state, waiting)))
+    async with memory_broker(hooks=[told], clock=clock) as broker:
+        kept: dict[str, Any] = {"clean_start": False, "properties": {"session_expiry_interval": 10}}
+        first, second = Peer(broker), Peer(broker)
+        await first.connect("c", **kept)
+        await first.subscribe("t", qos=1)
+        await second.connect("c", **kept)
+        second.drop()
+        await settle(broker, "c")
+        await broker.publish("t", b"", qos=1)
+        clock.now += 11
+        await broker.sweep()
+        await Peer(broker).connect("d")
+        await broker.delete_session("d")
+    assert seen == [
+        ("c", "created", 0),
+        ("c", "taken_over", 0),
+        ("c", "resumed", 0),
+        ("c", "expired", 1),
+        ("d", "created", 0),
+        ("d", "ended", 0),
+    ]
+
+
+@run_async
+async def test_51__on_subscribed_and_on_unsubscribed_with_their_codes() -> None:
+    seen: list[Any] = []
+
+    def allow(client: Any, request: SubscribeRequest) -> SubscribeRequest:
+        if request.topic_filter == "secret":
+            raise NotAuthorized("no")
+        return SubscribeRequest(request.topic_filter, min(1, request.qos))
+
+    told = hook(
+        on_subscribe=allow,
+        on_subscribed=lambda info, request, code, number: seen.append(
+            (info.client_id, request.topic_filter, request.qos, code, number)
+        ),
+        on_unsubscribed=lambda info, topic_filter, code: seen.append((info.client_id, topic_filter, code)),
+    )
+    async with memory_broker(hooks=[told]) as broker:
+        peer = Peer(broker)
+        await peer.connect("c")
+        requests = [SubscribeRequest("a", 2), SubscribeRequest("secret", 2)]
+        peer.send(Subscribe(1, requests, {"subscription_identifier": 7}))
+        await peer.expect(Suback)
+        peer.send(Unsubscribe(2, ["a", "b"]))
+        await peer.expect(Unsuback)
+    assert seen == [("c", "a", 1, 1, 7), ("c", "secret", 2, 0x87, 7), ("c", "a", 0), ("c", "b", 0x11)]
+
+
+@run_async
+async def test_52__sys_values_of_hooks(caplog: pytest.LogCaptureFixture) -> None:
+    hooks = [hook(sys_values=lambda: {"log/written": 5}), hook(sys_values=boom)]
+    async with memory_broker(hooks=hooks) as broker:
+        peer = Peer(broker)
+        await peer.connect("c")
+        await peer.subscribe("$SYS/broker/log/#")
+        found = await peer.expect(Publish)
+        assert (found.topic_name, found.payload) == ("$SYS/broker/log/written", b"5")
+    assert "failed in sys_values" in caplog.text
+
+
+@run_async
+async def test_53__the_mark_of_a_message_is_there_when_it_is_heard_of_again() -> None:
+    seen: list[Any] = []
+
+    def mark(client: Any, message: Message, dup: bool, origin: str) -> None:
+        message.mark = len(seen)
+        seen.append(message.mark)
+
+    told = hook(
+        on_taken=mark,
+        on_publish_deliver=lambda who, message: message.with_(payload=b"copy"),
+        on_delivered=lambda who, message, qos: seen.append((message.mark, message.payload)),
+    )
+    async with memory_broker(hooks=[told]) as broker:
+        peer = Peer(broker)
+        await peer.connect("c")
+        await peer.subscribe("t", qos=1)
+        assert await peer_publish(peer) == 0
+    assert seen == [0, (0, b"copy")]
+
+
+async def peer_publish(peer: Peer) -> int:
+    """PUBLISH at QoS 1 to the peer itself; the Reason Code of the PUBACK, whichever comes first."""
+    peer.send(Publish("t", b"x", 1, packet_id=1))
+    found = [await peer.recv(), await peer.recv()]
+    return next(packet.reason_code for packet in found if isinstance(packet, Puback))
+
+
+@run_async
+async def test_54__what_is_known_of_a_connection_that_has_ended() -> None:
+    seen: dict[str, Any] = {}
+
+    def note(info: Any, reason: int, text: str) -> None:
+        seen[info.client_id] = info
+
+    async with memory_broker(hooks=[hook(on_disconnect=note, on_taken=lambda *args: None)]) as broker:
+        left, lost, ended = Peer(broker), Peer(broker), Peer(broker)
+        for name, peer in (("left", left), ("lost", lost), ("ended", ended)):
+            await peer.connect(name)
+        await left.subscribe("t")
+        left.send(Publish("t", b"x" * 100), Publish("other", b""))
+        await left.expect(Publish)
+        left.send(Disconnect(0x04))
+        lost.drop()
+        await broker.disconnect("ended")
+        for name in ("left", "lost", "ended"):
+            await settle(broker, name)
+        for _ in range(10):
+            await asyncio.sleep(0)
+    assert {name: info.ended_by for name, info in seen.items()} == {
+        "left": "client",
+        "lost": "network",
+        "ended": "server",
+    }
+    info = seen["left"]
+    assert (info.publish_received, info.publish_sent) == (2, 1)
+    assert info.bytes_received > 100 and 100 < info.bytes_sent < info.bytes_received
 
 
 def test_log_names_hook_and_event(caplog: pytest.LogCaptureFixture) -> None:
