@@ -18,6 +18,7 @@ from broker.errors import (
 from broker.gateway.local import LocalSubscription
 from broker.hook.base import AuthStep, ClientInfo, HookBase
 from broker.hook.dedup import Dedup
+from broker.hook.export import MessageLog
 from broker.packet.enums import QoS, Version
 from broker.packet.message import Message
 from broker.packet.packets import Connect, SubscribeRequest
@@ -39,6 +40,7 @@ __all__ = [
     "LocalSubscription",
     "Log",
     "Message",
+    "MessageLog",
     "MqttError",
     "NotAuthorized",
     "Protocol",

@@ -21,11 +21,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any, NoReturn, get_args
 
 from broker import __version__
 from broker.broker import Broker
-from broker.config import Config, Format, Level, changed, load
+from broker.config import Config, Format, Level, every_setting, load, shown
 from broker.core import transport_options
 from broker.errors import ConfigError, StoreError
 from broker.store import repair
@@ -195,6 +196,17 @@ def check(config: Config) -> int:
             print(f"set: {key} = {value}")
     print("the configuration is valid")
     return 0
+
+
+def changed(config: Config) -> dict[str, str]:
+    """The settings that differ from their defaults: key and value as a file writes them."""
+    mine, default = flat_settings(config), flat_settings(Config())
+    return {key: shown(value) for key, value in mine.items() if value != default[key]}
+
+
+def flat_settings(config: Config) -> dict[str, Any]:
+    """Every setting by its key."""
+    return {key: attrgetter(key)(config) for key in every_setting()}
 
 
 async def serve(config: Config) -> int:

@@ -16,8 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from math import inf
-from operator import attrgetter
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from broker.errors import ConfigError
 
@@ -237,6 +236,32 @@ class Dedup(Section):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MessageLog(Section):
+    """Every message, and what became of it, as files that others read (docs/message-log.md)."""
+
+    NAME: ClassVar[str] = "message_log"
+    path: str = ""  # a folder; empty: no log
+    node: Annotated[str, Like("[A-Za-z0-9_-]{1,64}", "1 to 64 of A-Z a-z 0-9 _ -")] = "broker"
+    fsync: Literal["none", "interval", "ack"] = "interval"  # ack: PUBACK and PUBREC wait for it
+    fsync_interval: Timeout = 0.2  # seconds
+    compress: bool = True  # segments, when they are closed
+    segment_bytes: Positive = 64 * MIB
+    segment_seconds: Timeout = 60.0
+    overflow: Literal["drop", "block"] = "drop"  # when this many records or bytes wait for the disk:
+    maximum_records: Positive = 100_000
+    maximum_bytes: Positive = 64 * MIB
+    topics: tuple[str, ...] = ("#",)  # filters of what is logged; # alone: all there is
+    topics_out: tuple[str, ...] = ()  # and of what of that is not
+    max_payload: Count = 0  # bytes kept of a payload; 0: all
+    also: Annotated[tuple[str, ...], Like("wills|program|sys", "words: wills, program, sys")] = ()
+    deliveries: Literal["none", "dropped", "acked", "all"] = "dropped"  # events of single messages
+    sample: Positive = 1  # of acked and all: those of every message whose offset this divides
+    retention_seconds: Count = 0  # 0: for ever
+    retention_bytes: Count = 0  # of closed segments; 0: no limit
+    retention_hard: Count = 0  # seconds, after which not even a consumer is waited for; 0: for ever
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Log(Section):
     """The daemon's logging; an embedded broker leaves logging to its program."""
 
@@ -258,6 +283,7 @@ class Config(Section):
     websocket: WebSocket = field(default_factory=WebSocket)
     store: Store = field(default_factory=Store)
     dedup: Dedup = field(default_factory=Dedup)
+    message_log: MessageLog = field(default_factory=MessageLog)
     log: Log = field(default_factory=Log)
 
     def __post_init__(self) -> None:
@@ -287,17 +313,11 @@ def load(
     return _build(given)
 
 
-def changed(config: Config) -> dict[str, str]:
-    """The settings that differ from their defaults: key and value as a file writes them."""
-    mine, default = _flat(config), _flat(Config())
-    return {key: _shown(value) for key, value in mine.items() if value != default[key]}
-
-
 class BadSetting(ConfigError):
     """A value that is not allowed, before its source is known and after."""
 
     def __init__(self, key: str, value: Any, allowed: str, source: str = "argument") -> None:
-        super().__init__(f"{source}: {key} = {_shown(value)}: must be {allowed}")
+        super().__init__(f"{source}: {key} = {shown(value)}: must be {allowed}")
         self.key, self.value, self.allowed = key, value, allowed
 
 
@@ -346,7 +366,7 @@ class Setting(NamedTuple):
 @cache
 def settings_of(section: Any) -> dict[str, Setting]:
     """The settings of one dataclass by field name."""
-    prefix = "" if section is Config else section.__name__.lower() + "."
+    prefix = "" if section is Config else getattr(section, "NAME", section.__name__.lower()) + "."
     hints = get_type_hints(section, include_extras=True)
     return {item.name: _setting(prefix + item.name, hints[item.name]) for item in fields(section)}
 
@@ -357,7 +377,7 @@ def _setting(key: str, hint: Any) -> Setting:
         hint, rule = get_args(hint)
     if get_origin(hint) is Literal:
         words = get_args(hint)
-        hint, rule = str, Like("|".join(map(re.escape, words)), "one of " + ", ".join(map(_shown, words)))
+        hint, rule = str, Like("|".join(map(re.escape, words)), "one of " + ", ".join(map(shown, words)))
     if hint == tuple[str, ...] and rule is None:
         rule = Like("(?s:.*)", "texts")
     return Setting(key, get_origin(hint) or hint, rule)
@@ -468,11 +488,7 @@ def _nearest(name: str, names: Collection[str]) -> str:
     return (elsewhere or difflib.get_close_matches(name, names, 1, cutoff=0.0))[0]
 
 
-def _flat(config: Config) -> dict[str, Any]:
-    return {key: attrgetter(key)(config) for key in every_setting()}
-
-
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """*value* as a TOML file would write it, cut when it is long."""
     text = json.dumps(value, ensure_ascii=False, default=str, skipkeys=True)
     return text if len(text) <= 200 else text[:200] + "..."

@@ -14,6 +14,7 @@ from broker.config import VERSION, Config
 from broker.errors import BrokerError
 from broker.hook.base import HookBase
 from broker.hook.dedup import Dedup
+from broker.hook.export import MessageLog
 from broker.hook.hooks import Hooks
 from broker.hook.limits import Rate, Takeovers
 from broker.hook.stats import Stats
@@ -113,7 +114,12 @@ def assemble(
 
 def configured_hooks(config: Config) -> list[HookBase]:
     """Those that settings ask for, after the program's own: what those refuse leaves no trace."""
-    return [Dedup(config.dedup.maximum_producers)] if config.dedup.enabled else []
+    hooks: list[HookBase] = []
+    if config.dedup.enabled:
+        hooks.append(Dedup(config.dedup.maximum_producers))
+    if config.message_log.path:
+        hooks.append(MessageLog(config.message_log))
+    return hooks
 
 
 def make_journal(config: Config, clock: Callable[[], float]) -> Journal:

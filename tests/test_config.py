@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.__main__ import changed
 from broker.config import (
     Capacity,
     Config,
@@ -19,7 +20,6 @@ from broker.config import (
     Protocol,
     Tls,
     WebSocket,
-    changed,
     every_setting,
     load,
 )

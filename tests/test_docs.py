@@ -12,6 +12,7 @@ import pytest
 
 from broker import Broker, Config, ConfigError
 from broker import config as settings
+from broker.__main__ import changed, flat_settings
 from broker.config import Between, Setting, every_setting, load
 from broker.transport.listen import DEFAULT_PORTS, UNIX_PATH_MAXIMUM, parse_address
 
@@ -62,7 +63,7 @@ def test_its_default_and_what_it_may_be(key: str) -> None:
     default, allowed, meaning = rows()[key]
     if key == "capacity.fast_lane" and not Config().capacity.fast_lane:
         default = "`false`"  # tests/conftest.py has switched it off
-    assert default == f"`{settings._shown(settings._flat(Config())[key])}`"
+    assert default == f"`{settings.shown(flat_settings(Config())[key])}`"
     for word in allowed_words(every_setting()[key]):
         assert re.search(rf"(?<![\w.]){re.escape(word)}(?![\w.])", allowed), (
             f"{allowed!r} does not say {word}"
@@ -106,7 +107,7 @@ def test_the_files_that_are_shown_can_be_read(name: str, block: str, tmp_path: P
     file = tmp_path / "broker.toml"
     file.write_text(block)
     config = load(file, {})
-    assert settings.changed(config).keys() == set(flat(tomllib.loads(block)))
+    assert changed(config).keys() == set(flat(tomllib.loads(block)))
 
 
 def flat(document: dict[str, object]) -> Iterator[str]:

@@ -37,7 +37,7 @@ class Group(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class RecorderTerms:
-    """What a Recorder needs of the world. The last four are called in its thread."""
+    """What a Recorder needs of the world. The last five are called in its thread."""
 
     root: Path
     kind: str
@@ -54,6 +54,7 @@ class RecorderTerms:
     disk: type[Disk] = Disk
     clock: Callable[[], float] = time.monotonic
     synced: Callable[[int], None] = lambda offset: None  # every record before this one is on the disk
+    room: Callable[[], None] = lambda: None  # the queue was `crowded`, and is half empty
     state: Callable[[OSError | None], None] = lambda error: None  # nothing can be written; None: it can
     closed: Callable[[Path], None] = lambda path: None  # a segment was published
 
@@ -74,6 +75,7 @@ class Recorder:
         self.lost = 0  # records dropped since the last one that got in
         self.dropped = 0  # records dropped, ever
         self.wanted = 0  # somebody waits until every record before this offset is on the disk
+        self.crowded = False  # somebody waits for room; the thread takes it back
         self._put_bytes = 0
         # the thread's
         self.taken = 0
@@ -235,6 +237,14 @@ class Recorder:
         self._group(lines, first_at)
         self.taken = offset
         self._taken_bytes += size
+        if self.crowded and self._has_room():
+            self.crowded = False
+            terms.room()
+
+    def _has_room(self) -> bool:
+        terms = self.terms
+        few = 2 * (self.next - self.taken) <= terms.maximum_records
+        return few and 2 * self.waiting_bytes <= terms.maximum_bytes
 
     def _group(self, lines: list[bytes], at: int) -> None:
         if lines:
