@@ -26,7 +26,7 @@ from broker.errors import (
 )
 from broker.gateway.local import LocalSubscription
 from broker.handle.deadlines import check_deadlines
-from broker.handle.disconnect import after_restart, due_work, end_session
+from broker.handle.disconnect import after_restart, due_work, end_session, finish
 from broker.handle.publish import check_store, set_expiry
 from broker.hook.base import Hold, HookBase, Notes
 from broker.hook.stats import Stats, sys_values
@@ -392,7 +392,7 @@ class Broker:
         text = "disconnected by the broker's program"
         client.end(MqttError(text, reason, server_reference=server_reference))
         task = self._connections.task(client)
-        if task is not None and asyncio.current_task() not in (task, client.greeting):
+        if task is not None and asyncio.current_task() not in (task, client.extra.greeting):
             await asyncio.wait([task], timeout=self.config.capacity.grace_time)
         return True
 
@@ -408,7 +408,7 @@ class Broker:
         await self.disconnect(client_id)
         async with self._core.turns.of(client_id):
             if not session.connected:
-                await end_session(self._core, session)
+                await finish(end_session(self._core, session))
         return True
 
     # ---- $SYS

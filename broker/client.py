@@ -7,7 +7,6 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import partial
 from struct import Struct
 from time import monotonic
@@ -15,33 +14,25 @@ from typing import Any
 
 from broker.config import Protocol
 from broker.errors import ImplementationSpecificError, MqttError, PacketTooLarge, QuotaExceeded, StreamEnded
-from broker.hook.base import ClientInfo
+from broker.hook.identity import NOTHING, Identified
+from broker.hook.identity import Phase as Phase
 from broker.hook.limits import give_way, turn_end
 from broker.outbound import Outbound, WriteTerms
 from broker.packet.codec import fit
 from broker.packet.enums import Version
 from broker.packet.message import Message, encode_publish
 from broker.packet.packets import NO_PROPERTIES, Connack, Packet, Properties
-from broker.packet.reader import PacketReader, TopicNames
+from broker.packet.reader import PacketReader, Readers
 from broker.refusal import connack_refusal, disconnect, explain
-from broker.session.alias import InboundAliases, OutboundAliases, encode_aliased
+from broker.session.alias import InboundAliases, encode_aliased
 from broker.session.session import Session
 from broker.transport.base import Connection
 
 log = logging.getLogger("broker.client")
 
 ACK = Struct(">BBH")  # PUBACK, PUBREC, PUBREL and PUBCOMP with Reason Code 0x00, in every version
-LARGE = 64 * 1024  # bytes of an unfinished packet that are too many when memory is short
 SHORTEST_CONNACK = 5  # bytes: all that is safe to send while CONNECT was not understood
-
-
-class Phase(IntEnum):
-    """How far a connection has come."""
-
-    NEW = 0  # no complete CONNECT yet
-    AUTHENTICATING = 1  # enhanced authentication [MQTT5 4.12]
-    CONNECTED = 2  # CONNACK 0x00 was sent
-    GONE = 3  # nothing more is read or sent
+LARGE = 64 * 1024  # bytes of an unfinished packet that are too many when memory is short
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,7 +40,7 @@ class ClientTerms(WriteTerms):
     """What all clients of one broker share."""
 
     protocol: Protocol
-    names: TopicNames
+    readers: Readers
     dropped: Callable[[str, Message | None, str], None]
     dispatch: Callable[[Client, Packet], Awaitable[None] | None]
     serve: Callable[[Client, bytes], None]  # runs a client that has this to read, or more, or is at its end
@@ -63,7 +54,7 @@ def no_lane(client: Client, data: bytes) -> bytes:
     return data
 
 
-class Client:
+class Client(Identified):
     """One connection that speaks MQTT.
 
     What arrives is offered to the fast lane; `read_loop` alone decodes the rest and runs handlers, one packet
@@ -73,54 +64,32 @@ class Client:
     """
 
     __slots__ = (
-        "_connection", "_partial_counted", "_terms", "_writer", "accepted_at", "aliases", "bridge",
-        "careful", "connect_expiry_interval", "counted_user", "dropped", "ending", "epoch", "exchange",
-        "greeting", "handling", "info", "keep_alive", "last_packet_at", "leaving", "maximum_packet_size",
-        "normal", "outbound", "outbound_aliases", "over", "partial_since", "phase", "problem_information",
-        "reader", "receiving", "serving", "session", "task", "version",
+        "_terms", "aliases", "bridge", "careful", "connect_expiry_interval", "counted_user", "ending",
+        "epoch", "handling", "last_packet_at", "maximum_packet_size", "normal", "outbound", "over",
+        "problem_information", "reader", "serving", "session", "task",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, terms: ClientTerms) -> None:
-        peer = connection.peer
-        self._connection = connection
+        super().__init__(connection)
         self._terms = terms
         self.outbound = Outbound(connection, terms, self)
-        self._writer: asyncio.Task[None] | None = None
         self.task: asyncio.Task[Any] | None = None  # what reads, unless the loop itself does
         self.serving = False  # somebody reads
         self.over = False  # nothing is read any more
         self.careful = False  # a Maximum Packet Size or Topic Aliases: no frame fits all
-        self.phase = Phase.NEW
         self.ending: MqttError | None = None
         self.normal = False  # the client said DISCONNECT 0x00
-        self.leaving: asyncio.Task[None] | None = None  # what sees to its session afterwards
         self.handling = False
-        self.greeting: asyncio.Task[None] | None = None  # the hooks that are told of the connection
-        self.accepted_at = self.last_packet_at = terms.clock()
-        self.partial_since: float | None = None
-        self._partial_counted = 0  # bytes of an unfinished packet, in the budget
-        strict = terms.names.strict
-        self.reader = PacketReader(terms.limits.maximum_packet_size, strict, terms.names)
-        self.version = Version.MQTT_5
-        self.info = ClientInfo("", address=peer.address, transport=peer.transport, listener=peer.listener)
-        self.info.local, self.info.certificate = peer.local, peer.certificate
+        self.last_packet_at = terms.clock()  # until it is connected: when it was accepted
+        self.reader: PacketReader | None = None  # while something is read, or a packet is not whole
         self.session: Session | None = None
         self.epoch = 0
         self.counted_user: str | None = None  # the User Name that it counts for
-        self.exchange: object = None  # the state of enhanced authentication, for its handler
         self.bridge = False
-        self.keep_alive = 0  # seconds, in force
         self.connect_expiry_interval = 0  # seconds, of CONNECT
         self.maximum_packet_size: int | None = SHORTEST_CONNACK  # the client's, bytes, once it is known
         self.problem_information = True
         self.aliases: InboundAliases | None = None
-        self.outbound_aliases: OutboundAliases | None = None
-        self.dropped: Counter[str] | None = None  # messages not delivered on this connection, by reason
-        self.receiving: set[int] | None = None  # QoS 2 identifiers of this connection, PUBLISH to PUBCOMP
-
-    @property
-    def client_id(self) -> str:
-        return self.info.client_id
 
     @property
     def is_ending(self) -> bool:
@@ -129,15 +98,9 @@ class Client:
 
     def count_drop(self, reason: str) -> None:
         """A message to or from this client was dropped."""
-        self.dropped = self.dropped or Counter()
-        self.dropped[reason] += 1
-
-    def greet(self, maximum_packet_size: int | None, topic_alias_maximum: int) -> None:
-        """CONNECT was accepted: what the client can take [MQTT5 3.1.2.11]."""
-        self.maximum_packet_size = maximum_packet_size
-        allowed = min(topic_alias_maximum, self._terms.limits.outbound_topic_alias_maximum)
-        self.outbound_aliases = OutboundAliases(allowed) if allowed else None
-        self.careful = allowed > 0 or maximum_packet_size is not None
+        extra = self.own()
+        extra.dropped = extra.dropped or Counter()
+        extra.dropped[reason] += 1
 
     # ---- the life of the connection
 
@@ -157,19 +120,20 @@ class Client:
             if self_task := asyncio.current_task():
                 self_task.uncancel()  # it was `end` that stopped the loop
         except Exception:
-            log.exception("client %r from %s: unexpected error", self.client_id, self.info.address)
+            log.exception("client %r from %s: unexpected error", self.client_id, self.peer.address)
             self.fail(ImplementationSpecificError("unexpected error in the read loop"))
         finally:
             self.task = None
             if ended:
                 self._end()
+        self.spare_reader()
         self.serving = ended
         return not ended
 
     def _end(self) -> None:
         self.over = True
-        if self._writer:
-            self._writer.cancel()
+        if self.extra.writer:
+            self.extra.writer.cancel()
         self._close()
         self._connection.attach(None)
 
@@ -184,7 +148,7 @@ class Client:
 
         Whoever sends much, or what takes long, goes on after everybody else had a turn.
         """
-        connection, reader, terms = self._connection, self.reader, self._terms
+        connection, reader, terms = self._connection, self.own_reader(), self._terms
         stats, dispatch = terms.stats, terms.dispatch
         offer = None if terms.lane is no_lane else self._offer
         packet: Packet | None
@@ -196,12 +160,12 @@ class Client:
                 self.ending = self.ending or StreamEnded("closed by the client without DISCONNECT")
                 return True
             stats.bytes_received += len(data)
-            self.info.bytes_received += len(data)
+            self.count_received(len(data))
             turn_ends, progressed = turn_end(stats), False
             for packets in reader.parts(data, offer):
                 stats.messages_received += len(packets)
                 self.handling = progressed = True
-                if self._partial_counted:
+                if self.extra.partial_counted:
                     self._count_partial(0)  # it is whole: whoever keeps it counts it
                 for packet in packets:
                     waits = dispatch(self, packet)
@@ -229,7 +193,7 @@ class Client:
             return data
         rest = self._offer(data)
         self._terms.stats.bytes_received += len(data) - len(rest)
-        self.info.bytes_received += len(data) - len(rest)
+        self.count_received(len(data) - len(rest))
         if rest and not self.serving:
             self.serving, data, rest = True, rest, b""
             self._terms.serve(self, data)
@@ -245,19 +209,42 @@ class Client:
 
     def note_partial(self, progressed: bool) -> None:
         """What came was read as far as it is whole; *progressed* says that some was. Raises QuotaExceeded."""
-        held, budget = self.reader.partial, self._terms.budget
+        held, budget = self.partial, self._terms.budget
+        if not held and self.extra is NOTHING:
+            return
+        extra = self.own()
         if not held:
-            self.partial_since = None
-        elif progressed or self.partial_since is None:
-            self.partial_since = self._terms.clock()
+            extra.partial_since = None
+        elif progressed or extra.partial_since is None:
+            extra.partial_since = self._terms.clock()
         self._count_partial(held)
         if held > LARGE and (budget.spent or (budget.low and self.phase is not Phase.CONNECTED)):
             raise QuotaExceeded("no memory for the rest of a large packet")
 
     def _count_partial(self, held: int) -> None:
-        if held != self._partial_counted:
-            self._terms.budget.take_anyway(held - self._partial_counted)
-            self._partial_counted = held
+        counted = self.extra.partial_counted
+        if held != counted:
+            self._terms.budget.take_anyway(held - counted)
+            self.own().partial_counted = held
+
+    # ---- its reader: an idle connection has none
+
+    @property
+    def partial(self) -> int:
+        """Bytes of an unfinished packet that are held."""
+        return 0 if self.reader is None else self.reader.partial
+
+    def own_reader(self) -> PacketReader:
+        """Its reader, to read or to hold something."""
+        if self.reader is None:
+            self.reader = self._terms.readers.take(None if self.phase is Phase.NEW else self.version)
+        return self.reader
+
+    def spare_reader(self) -> None:
+        """Nobody reads: one that holds nothing is for whoever needs one next."""
+        reader = self.reader
+        if reader is not None and self.phase > Phase.AUTHENTICATING and self._terms.readers.give(reader):
+            self.reader = None
 
     @property
     def hurried(self) -> bool:
@@ -279,10 +266,17 @@ class Client:
         else:
             self.end(error)
 
+    @property
+    def _version_said(self) -> Version | None:
+        """The version that CONNECT names; None while that is not known."""
+        if self.reader is not None:
+            return self.reader.version
+        return None if self.phase is Phase.NEW else self.version
+
     def refuse(self, error: MqttError) -> None:
         """Answer CONNECT with *error*, or with nothing where the standard has no answer, and close."""
         protocol = self._terms.protocol
-        data = connack_refusal(error, self.reader.version, self.maximum_packet_size, protocol)
+        data = connack_refusal(error, self._version_said, self.maximum_packet_size, protocol)
         if self.phase is not Phase.GONE:
             self._terms.stats.connections_refused += 1
             self.phase = Phase.GONE
@@ -334,7 +328,8 @@ class Client:
             self.outbound.flush()
             self.phase = Phase.GONE
         self.outbound.close()
-        self.reader.discard()
+        if self.reader is not None:
+            self.reader.discard()
         self._count_partial(0)
         if self.aliases is not None:
             self.aliases.clear()
@@ -359,14 +354,14 @@ class Client:
         outbound = self.outbound
         if qos == 0 and (outbound.full or (outbound.blocked and outbound.budget.low)):
             reason = "outbound_full" if outbound.full else "memory"
-            self._terms.dropped(self.info.client_id, message, reason)
+            self._terms.dropped(self.client_id, message, reason)
             return False
         if message.expires_at is not None:
             message.count_down(self._terms.clock())  # the frame says what is left, for all in this second
         if identifiers or dup or self.careful:
             data = self._encode(message, qos, retain, identifiers, packet_id, dup)
             if data is None:
-                self._terms.dropped(self.info.client_id, message, "packet_too_large")
+                self._terms.dropped(self.client_id, message, "packet_too_large")
                 return False
         elif qos:
             head, tail = message.frame(self.version, qos, retain)
@@ -374,11 +369,11 @@ class Client:
         else:
             data = message.frame(self.version, 0, retain)[0]
         self._terms.stats.publish_sent += 1
-        self.info.publish_sent += 1
+        self.count_sent(1)
         if self.phase is Phase.GONE:
             return True
         if self._terms.delivered is not None:
-            self._terms.delivered(self.info.client_id, message, qos)
+            self._terms.delivered(self.client_id, message, qos)
         journal = self._terms.journal
         after = after or journal.gate
         if after or (qos and outbound.gate and journal.failure is None):
@@ -408,7 +403,8 @@ class Client:
             encode_publish, message, self.version, qos, retain,
             dup=dup, packet_id=packet_id, subscription_identifiers=identifiers, message_expiry_interval=left,
         )  # fmt: skip
-        return encode_aliased(encode, message.topic_name, self.outbound_aliases, self.maximum_packet_size)
+        aliases = self.extra.outbound_aliases
+        return encode_aliased(encode, message.topic_name, aliases, self.maximum_packet_size)
 
     def fits(self, message: Message, qos: int, identifiers: tuple[int, ...]) -> bool:
         """Whether its PUBLISH is within the client's Maximum Packet Size; see terms.Link."""
@@ -471,7 +467,7 @@ class Client:
     # ---- as the Owner of `outbound`
 
     def start_writing(self) -> None:
-        self._writer = asyncio.create_task(self._guarded_write_loop())
+        self.own().writer = asyncio.create_task(self._guarded_write_loop())
 
     async def _guarded_write_loop(self) -> None:
         try:
@@ -484,7 +480,7 @@ class Client:
 
     def fail_inside(self, error: Exception, where: str) -> None:
         """A bug of ours, outside of the read loop: it costs this client its connection."""
-        log.error("client %r from %s: unexpected error", self.client_id, self.info.address, exc_info=error)
+        log.error("client %r from %s: unexpected error", self.client_id, self.peer.address, exc_info=error)
         self.abort(MqttError(f"unexpected error in the {where}: {error}"))
         self.cancel()
 

@@ -17,8 +17,8 @@ from broker.handle.dispatch import dispatcher
 from broker.handle.publish import check_publish_topic, not_stored
 from broker.lane.lane import Lane
 from broker.outbound import Flusher
-from broker.packet.reader import TopicNames
-from broker.transport.base import Connection
+from broker.packet.reader import Readers, TopicNames
+from broker.transport.base import Connection, Peer
 
 log = logging.getLogger("broker")
 
@@ -58,21 +58,35 @@ class Connections:
         """A listener has a new one. It is dropped if there are too many."""
         core, capacity = self._core, self._core.config.capacity
         core.stats.connections += 1
-        client = Client(connection, self._terms)
-        host = _host(client)
-        most = capacity.maximum_connections_per_address
+        peer, most = connection.peer, capacity.maximum_connections_per_address
         too_many = len(self._tasks) >= capacity.maximum_connections + OVERFLOW
-        if too_many or (most and host and self._addresses[host] >= most) or not self.open:
+        if too_many or (most and self._fills(_host(peer), most)) or not self.open:
             core.stats.connections_refused += 1
-            log.info("refused %s: too many connections", client.info.address)
+            log.info("refused %s: too many connections", peer.address)
             connection.abort()
             return
-        core.budget.take_anyway(_cost(client))
-        self._addresses[host] += 1
+        client = Client(connection, self._terms)
+        if core.hooks.look:
+            client.look(peer)
+        self._count(client, peer, 1)
         self._tasks[client] = None
         connection.attach(client)
         if connection.has_unread():
             client.left()
+
+    def _fills(self, host: str, most: int) -> bool:
+        """Whether *host* has all the connections that it may have."""
+        return bool(host) and self._addresses[host] >= most
+
+    def _count(self, client: Client, peer: Peer, step: int) -> None:
+        """*client* is one more, or one less: its bytes, and its address if that matters to anybody."""
+        cost = CONNECTION_OVERHEAD + TLS_OVERHEAD * (peer.transport in ("tls", "wss"))
+        self._core.budget.take_anyway(step * cost)
+        if self._core.config.capacity.maximum_connections_per_address:
+            host = _host(peer)
+            self._addresses[host] += step
+            if not self._addresses[host]:
+                del self._addresses[host]
 
     def give_up(self, why: str) -> None:
         """Drop every connection at once; one that is seen off has had its time, too."""
@@ -127,11 +141,7 @@ class Connections:
 
     def _forget(self, client: Client) -> None:
         del self._tasks[client]
-        self._core.budget.give(_cost(client))
-        host = _host(client)
-        self._addresses[host] -= 1
-        if not self._addresses[host]:
-            del self._addresses[host]
+        self._count(client, client.peer, -1)
 
 
 class Rest(Coroutine[Any, Any, bool]):
@@ -157,14 +167,9 @@ class Rest(Coroutine[Any, Any, bool]):
         return self._work.__await__()
 
 
-def _host(client: Client) -> str:
-    """The address of its peer, without the port; empty for other than TCP."""
-    return client.info.address.rpartition(":")[0]
-
-
-def _cost(client: Client) -> int:
-    """Bytes that the connection of *client* takes, about."""
-    return CONNECTION_OVERHEAD + TLS_OVERHEAD * (client.info.transport in ("tls", "wss"))
+def _host(peer: Peer) -> str:
+    """Its address without the port; empty for other than TCP."""
+    return peer.address.rpartition(":")[0]
 
 
 def client_terms(core: Core, serve: Callable[[Client, bytes], None]) -> ClientTerms:
@@ -178,11 +183,12 @@ def client_terms(core: Core, serve: Callable[[Client, bytes], None]) -> ClientTe
         stats=core.stats,
         budget=core.budget,
         journal=core.journal,
-        names=names,
+        readers=Readers(core.config.limits.maximum_packet_size, names),
         dropped=core.dropped,
         dispatch=dispatcher(core),
         serve=serve,
         lane=lane.take if lane.open and core.config.capacity.fast_lane else no_lane,
+        counts=core.hooks.look,
         delivered=core.hooks.on_delivered if core.hooks.hears_delivered else None,
         not_stored=partial(not_stored, core),
     )

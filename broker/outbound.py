@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from broker.config import Limits
 from broker.errors import MqttError
+from broker.hook.identity import NOBODY, Waiting
 from broker.hook.sound import failure_of
 from broker.hook.stats import Stats
 from broker.store.budget import ByteBudget
@@ -69,6 +70,7 @@ class WriteTerms:
     stats: Stats
     budget: ByteBudget
     journal: Journal
+    counts: bool = True  # for each client, because hooks may look at it
     flusher: Flusher = field(default_factory=Flusher)
 
 
@@ -104,35 +106,33 @@ class Outbound:
     """
 
     __slots__ = (
-        "_blocked_bytes", "_blocked_since", "_bytes", "_closed", "_connection", "_control_bytes",
-        "_corked", "_feed", "_gated_bytes", "_held", "_packets", "_pending_counted", "_pending_seen",
-        "_terms", "_unblocked", "_waker", "_writing", "blocked", "budget", "bytes_sent", "full", "gate",
-        "owner",
+        "_bytes", "_closed", "_connection", "_corked", "_packets", "_terms", "_waiting", "blocked",
+        "bytes_sent", "full", "gate", "owner",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, terms: WriteTerms, owner: Owner) -> None:
         self._connection = connection
         self._terms = terms
-        self.budget = terms.budget
         self.owner = owner
         self.gate: deque[tuple[int, bytes, Any]] | None = None  # batch, packet, what is told of a refusal
-        self._gated_bytes = 0  # of the byte budget
-        self._held: asyncio.Future[None] | None = None  # what the first in the gate waits for
         self._corked = 0  # the batch that must be committed before anything leaves
         self._packets = NO_PACKETS
-        self._bytes = self.bytes_sent = 0
-        self._blocked_bytes = 0  # of the byte budget
-        self._blocked_since = 0.0
-        self._control_bytes = 0
-        self._pending_seen = 0
-        self._pending_counted = 0  # in the byte budget
-        self._writing = False  # write_loop runs
-        self._waker: asyncio.Future[None] | None = None
-        self._unblocked: asyncio.Future[None] | None = None
-        self._feed: dict[str, list[Iterator[int]]] | None = None
+        self._bytes = 0
+        self.bytes_sent = 0  # only if somebody wants to know: the number takes 32 bytes
+        self._waiting: Waiting | None = None
         self._closed = False
         self.blocked = False
         self.full = False
+
+    @property
+    def budget(self) -> ByteBudget:
+        return self._terms.budget
+
+    def _wait(self) -> Waiting:
+        """Something waits: what is known of it."""
+        if self._waiting is None:
+            self._waiting = Waiting()
+        return self._waiting
 
     # ---- taking
 
@@ -154,12 +154,12 @@ class Outbound:
     def put_control(self, data: bytes, count: int = 1) -> None:
         """Take a packet that is never dropped for data, or *count* of them in one."""
         if self.blocked:
-            self._control_bytes += len(data)
+            self._wait().control_bytes += len(data)
         self.put(data, count)
 
     def _count_blocked(self, size: int) -> None:
         limits = self._terms.limits
-        self._blocked_bytes += size
+        self._wait().blocked_bytes += size
         self.budget.take_anyway(size)
         waiting = self._bytes + self._connection.pending()
         self.full = (
@@ -169,8 +169,11 @@ class Outbound:
     @property
     def swamped(self) -> bool:
         """Whether the peer leaves so many control packets unread that it must not be read any more."""
+        waiting = self._waiting
+        if waiting is None:
+            return False
         most = FEW_ACKS if self.budget.low else UNREAD_ACKS
-        return self._control_bytes > most or (self.gate is not None and len(self.gate) > GATED)
+        return waiting.control_bytes > most or (self.gate is not None and len(self.gate) > GATED)
 
     # ---- the gate
 
@@ -235,7 +238,7 @@ class Outbound:
         return bool(self.gate or self._corked) and not self._closed
 
     def _count_gated(self, size: int) -> None:
-        self._gated_bytes += size
+        self._wait().gated_bytes += size
         self.budget.take_anyway(size)
 
     def _open_gate(self, number: int) -> None:
@@ -251,15 +254,17 @@ class Outbound:
                     self._refuse_held(gate.popleft()[1], about.about, failure)
                     continue
             self._leave(gate.popleft()[1])
+        if not gate and self.gate is gate:
+            self.gate = None  # an empty deque takes as much as three connections
         self._tell_unblocked()
 
     def _watch(self, until: asyncio.Future[None]) -> None:
-        if self._held is not until:
-            self._held = until
+        if self._wait().held is not until:
+            self._wait().held = until
             until.add_done_callback(self._held_no_more)
 
     def _held_no_more(self, until: asyncio.Future[None]) -> None:
-        self._held = None
+        self._wait().held = None
         if not self._closed:
             self._open_gate(self._terms.journal.done)
 
@@ -281,7 +286,7 @@ class Outbound:
         self._corked = 0
         if not self.blocked:
             self._unblock()
-        if self._writing:
+        if self._waiting is not None and self._waiting.writing:
             self._wake()
 
     # ---- writing
@@ -301,7 +306,8 @@ class Outbound:
     def write(self, data: bytes) -> None:
         """Write *data* now, behind what was written before."""
         self._terms.stats.bytes_sent += len(data)
-        self.bytes_sent += len(data)
+        if self._terms.counts:
+            self.bytes_sent += len(data)
         self._connection.write(data)
         pending = self._count_pending()
         if pending and not self.blocked:
@@ -311,15 +317,18 @@ class Outbound:
 
     def _block(self, pending: int) -> None:
         self.blocked = True
-        self._blocked_since = self._terms.clock()
-        self._pending_seen = pending
+        waiting = self._wait()
+        waiting.blocked_since = self._terms.clock()
+        waiting.pending_seen = pending
 
     def _count_pending(self) -> int:
         """Keep what the connection holds in the budget; gives it."""
         pending = self._connection.pending()
-        if pending != self._pending_counted:
-            self.budget.take_anyway(pending - self._pending_counted)
-            self._pending_counted = pending
+        if pending or self._waiting is not None:
+            waiting = self._wait()
+            if pending != waiting.pending_counted:
+                self.budget.take_anyway(pending - waiting.pending_counted)
+                waiting.pending_counted = pending
         return pending
 
     async def write_loop(self) -> None:
@@ -334,12 +343,12 @@ class Outbound:
                 if self.blocked:
                     await self._connection.drain()
                     self._unblock()
-                elif self._feed:
-                    await self._send_feed(self._feed)
+                elif feed := self._wait().feed:
+                    await self._send_feed(feed)
                 elif not self._connection.pending():
                     return
         finally:
-            self._writing = False
+            self._wait().writing = False
 
     async def _write_turn(self) -> None:
         """Write; a socket that still holds bytes one turn of the loop later takes no more."""
@@ -351,21 +360,22 @@ class Outbound:
                 self._block(pending)
 
     def _wake(self) -> None:
-        waker = self._waker
-        if not self._writing and not self._closed:
-            self._writing = True
+        waiting = self._wait()
+        waker = waiting.waker
+        if not waiting.writing and not self._closed:
+            waiting.writing = True
             self.owner.start_writing()
         elif waker is not None and not waker.done():
             waker.set_result(None)
 
     async def _woken(self) -> None:
-        self._waker = asyncio.get_running_loop().create_future()
-        await self._waker
+        waker = self._wait().waker = asyncio.get_running_loop().create_future()
+        await waker
 
     def _unblock(self) -> None:
         """The socket has taken everything: what waited behind it goes on."""
         self.blocked = self.full = False
-        self._control_bytes = 0
+        self._wait().control_bytes = 0
         self._release()
         self._count_pending()
         self.flush()
@@ -373,18 +383,20 @@ class Outbound:
         self.owner.resumed()
 
     def _tell_unblocked(self) -> None:
-        if self._unblocked is not None and not self._unblocked.done():
-            self._unblocked.set_result(None)
+        unblocked = None if self._waiting is None else self._waiting.unblocked
+        if unblocked is not None and not unblocked.done():
+            unblocked.set_result(None)
 
     def _release(self) -> None:
-        self.budget.give(self._blocked_bytes)
-        self._blocked_bytes = 0
+        if self._waiting is not None:
+            self.budget.give(self._waiting.blocked_bytes)
+            self._waiting.blocked_bytes = 0
 
     async def until_taken(self) -> None:
         """Wait while the peer leaves too many control packets unread."""
         while self.swamped and not self._closed:
-            self._unblocked = asyncio.get_running_loop().create_future()
-            await self._unblocked
+            unblocked = self._wait().unblocked = asyncio.get_running_loop().create_future()
+            await unblocked
 
     async def drained(self) -> None:
         """Wait until the socket has taken all there is, or is lost."""
@@ -396,10 +408,10 @@ class Outbound:
         """Whether the socket has taken nothing for *seconds* although bytes wait."""
         if not self.blocked:
             return False
-        pending = self._connection.pending()
-        if pending != self._pending_seen:
-            self._pending_seen, self._blocked_since = pending, now
-        return now - self._blocked_since >= seconds
+        pending, waiting = self._connection.pending(), self._wait()
+        if pending != waiting.pending_seen:
+            waiting.pending_seen, waiting.blocked_since = pending, now
+        return now - waiting.blocked_since >= seconds
 
     def discard(self) -> None:
         """Throw away what was not written."""
@@ -412,14 +424,15 @@ class Outbound:
             return
         self._closed = True
         self.discard()
-        self._count_gated(-self._gated_bytes)
         self.gate, self._corked = None, 0
-        self.budget.give(self._pending_counted)  # the connection lingers for a moment only
-        self._pending_counted = 0
-        if self._feed is not None:
-            self._feed.clear()  # a write loop that waits may hold it for a while
-            self._feed = None
-        self._tell_unblocked()
+        waiting = self._waiting
+        if waiting is not None:
+            self.budget.give(waiting.gated_bytes + waiting.pending_counted)  # it lingers for a moment only
+            waiting.gated_bytes = waiting.pending_counted = 0
+            if waiting.feed is not None:
+                waiting.feed.clear()  # a write loop that waits may hold it for a while
+                waiting.feed = None
+            self._tell_unblocked()
         self.owner = NOBODY  # else the client and we hold each other
 
     # ---- many retained messages: sent as the client takes them, never all at once
@@ -427,7 +440,7 @@ class Outbound:
     @property
     def feeding(self) -> bool:
         """Whether a feed is on its way: another one must not begin, only wait."""
-        return bool(self._feed)
+        return self._waiting is not None and bool(self._waiting.feed)
 
     def feed(self, topic_filter: str, steps: Iterator[int]) -> None:
         """Run *steps* little by little; each puts at most one message and gives its cost, or 0: not now.
@@ -435,19 +448,20 @@ class Outbound:
         Feeds take their turns one after the other, and those that wait have not begun: a walk through
         the retained messages holds memory only while it runs.
         """
-        if self._feed is None:
-            self._feed = {}
-        self._feed.setdefault(topic_filter, []).append(steps)
+        waiting = self._wait()
+        if waiting.feed is None:
+            waiting.feed = {}
+        waiting.feed.setdefault(topic_filter, []).append(steps)
         self._wake()
 
     def end_feed(self, topic_filter: str) -> None:
         """What *topic_filter* was to bring is out of date."""
-        if self._feed:
-            self._feed.pop(topic_filter, None)
+        if self._waiting is not None and self._waiting.feed:
+            self._waiting.feed.pop(topic_filter, None)
 
     def resume_feed(self) -> None:
         """Something was acknowledged: a feed that waits may go on."""
-        if self._feed:
+        if self.feeding:
             self._wake()
 
     async def _send_feed(self, feed: dict[str, list[Iterator[int]]]) -> None:
@@ -478,19 +492,3 @@ class Outbound:
                 return False
             left -= cost
         return True
-
-
-class _Nobody:
-    """The owner after the end."""
-
-    def resumed(self) -> None: ...
-
-    def start_writing(self) -> None: ...
-
-    def write_failed(self, error: Exception) -> None: ...
-
-    def refused(self, acknowledgement: bytes, about: Any, failure: Exception) -> bytes | None:
-        return None
-
-
-NOBODY = _Nobody()

@@ -14,7 +14,7 @@ from broker.config import Protocol
 from broker.hook.stats import Stats
 from broker.packet.codec import encode
 from broker.packet.packets import Connect, Packet
-from broker.packet.reader import TopicNames
+from broker.packet.reader import Readers, TopicNames
 from broker.store.budget import ByteBudget
 from broker.store.journal import Journal, levels_of
 from tests.peer import Clock, Peer, memory_broker
@@ -35,9 +35,10 @@ class Bench:
         self.drops: Counter[str] = Counter()
         self.budget = ByteBudget(1 << 30)
         self.handler: Callable[[Client, Packet], Awaitable[None]] = self._accept
+        readers = Readers(Limits(**limits).maximum_packet_size, TopicNames(True))
         terms = ClientTerms(
             limits=Limits(**limits), protocol=Protocol(), clock=self.clock, stats=Stats(0),
-            budget=self.budget, names=TopicNames(True), dropped=self._dropped, dispatch=self._dispatch,
+            budget=self.budget, readers=readers, dropped=self._dropped, dispatch=self._dispatch,
             journal=Journal(None, levels_of("always", ()), self.clock), not_stored=lambda *_: None,
             serve=lambda *_: None, lane=no_lane,
         )  # fmt: skip

@@ -228,7 +228,7 @@ async def test_a_late_teardown_of_the_old_connection_never_touches_the_new_one(e
         session = broker._core.sessions.get("c")
         assert session is not None
         await leave(broker._core, old)
-        old.leaving = None  # as if the takeover had not marked it
+        old.extra.leaving = None  # as if the takeover had not marked it
         await leave(broker._core, old)
         wire.incoming.put_nowait(ConnectionResetError("late"))
         await until(lambda: len(broker._connections) == 1)

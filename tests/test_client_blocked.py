@@ -90,7 +90,7 @@ async def test_a_reader_that_stops_loses_qos_0_alone_and_nobody_else_notices() -
         await turns()
         client = broker.clients["sleeper"]
         assert client.outbound.blocked
-        assert client.dropped == Counter(outbound_full=broker.stats.dropped["outbound_full"])
+        assert client.extra.dropped == Counter(outbound_full=broker.stats.dropped["outbound_full"])
         assert 0 < broker.stats.dropped["outbound_full"] < 700
         waiting = 700 * (len(payload) + 8 + OVERHEAD)
         assert largest < 200_000 + waiting + 10_000, "QoS 1 in the session once, and the bytes of the socket"
@@ -135,7 +135,7 @@ async def test_a_peer_that_does_not_read_its_answers_is_not_read() -> None:
             peer.send_raw(b"\xc0\x00" * (pings // 10))
             await turns(3)
         client = broker.clients["greedy"]
-        await until(lambda: client.outbound._unblocked is not None, "the read loop waits")
+        await until(lambda: client.outbound._waiting.unblocked is not None, "the read loop waits")
         handled = broker.stats.messages_received
         assert client.outbound.swamped and client.handling
         assert handled <= 6 * 32_768

@@ -63,7 +63,7 @@ async def test_the_first_end_decides_and_a_second_does_nothing(
     bench.connected()
     if first == "refuse":
         bench.client.phase = Phase.AUTHENTICATING
-        bench.client.reader.version = version
+        bench.client.own_reader().version = version
     ENDS[first](bench.client)
     written, ending = bench.wire.sent(), bench.client.ending
     assert bench.client.phase is Phase.GONE

@@ -403,7 +403,7 @@ async def test_a_feed_is_sent_little_by_little_and_others_run_between() -> None:
         assert max(steps) <= FEED
         await turns()
         assert bench.wire.sent() == b"".join(b"a%d;" % number for number in range(10 * FEED))
-        assert not bench.outbound._feed
+        assert not bench.outbound.feeding
 
 
 @run_async

@@ -85,8 +85,8 @@ def _let_go(
             core.dropped(client.client_id, message, "expired")
     else:
         _route_held(core, message, core.journal.promise(before, message.topic_name))
-    if client.receiving is not None:
-        client.receiving.discard(packet_id)
+    if client.extra.receiving is not None:
+        client.extra.receiving.discard(packet_id)
     client.acknowledge(PUBCOMP, packet_id, core.journal.promise(before, message.topic_name))
     client.outbound.resume_feed()
 

@@ -22,7 +22,7 @@ from broker.packet.enums import Version
 from broker.packet.packets import Auth, Connect, Properties
 from broker.packet.wire import string_bytes
 
-Accept = Callable[[Core, Client, Connect, dict[str, Any]], Awaitable[None]]
+Accept = Callable[[Core, Client, Connect, dict[str, Any]], Awaitable[None] | None]
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ async def begin_authentication(core: Core, client: Client, packet: Connect, acce
     """CONNECT names an Authentication Method: go on by AUTH packets until the hook is content."""
     client.phase = Phase.AUTHENTICATING
     method = packet.properties["authentication_method"]
-    client.exchange = Exchange(method, packet, accept)
+    client.own().exchange = Exchange(method, packet, accept)
     await _step(core, client, packet.properties)
 
 
@@ -56,26 +56,28 @@ async def handle_auth(core: Core, client: Client, packet: Auth) -> None:
     if packet.properties.get("authentication_method") != method:
         other = BadAuthenticationMethod if before_connack else ProtocolError
         raise other("AUTH with another Authentication Method than CONNECT")
-    if client.exchange is None:
+    if client.extra.exchange is None:
         if packet.reason_code != ReasonCode.RE_AUTHENTICATE:
             raise ProtocolError("AUTH out of turn")
-        client.exchange = Exchange(method)
+        client.own().exchange = Exchange(method)
     elif packet.reason_code != ReasonCode.CONTINUE_AUTHENTICATION:
         raise ProtocolError(f"AUTH 0x{packet.reason_code:02X} during an exchange")
     await _step(core, client, packet.properties)
 
 
 async def _step(core: Core, client: Client, properties: Properties) -> None:
-    exchange = client.exchange
+    exchange = client.extra.exchange
     assert isinstance(exchange, Exchange)
     step = await _ask(core, client, exchange, properties.get("authentication_data"))
     answer = _answer(core, client, exchange.method, step)
     if not step.done:
         client.send(Auth(ReasonCode.CONTINUE_AUTHENTICATION, answer))
         return
-    client.exchange = None
+    client.own().exchange = None
     if exchange.packet is not None and exchange.accept is not None:
-        await exchange.accept(core, client, exchange.packet, _for_connack(answer))
+        waits = exchange.accept(core, client, exchange.packet, _for_connack(answer))
+        if waits is not None:
+            await waits
     else:
         await _re_authenticated(core, client, exchange.claimed)
         client.send(Auth(ReasonCode.SUCCESS, answer))

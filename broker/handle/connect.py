@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 from typing import Any
 
 from broker.client import Client, Phase
@@ -23,14 +24,14 @@ from broker.errors import (
     UnsupportedProtocolVersion,
 )
 from broker.handle.auth import begin_authentication, check_user_name
-from broker.handle.disconnect import count_user, end_session, leave, publish_will
+from broker.handle.disconnect import count_user, end_session, finish, leave, publish_will
 from broker.handle.publish import check_publish_topic, check_user_properties, is_utf8
 from broker.packet.enums import Version
-from broker.packet.packets import Connack, Connect, Will
+from broker.packet.packets import Connack, Connect, Properties, Will
 from broker.packet.properties import Place, property_block
 from broker.packet.reader import MAXIMUM_PACKET_SIZE
 from broker.refusal import sendable
-from broker.session.alias import InboundAliases
+from broker.session.alias import InboundAliases, OutboundAliases
 from broker.session.record import record_session
 from broker.session.session import Session
 from broker.session.will import PendingWill, will_of
@@ -41,8 +42,11 @@ log = logging.getLogger("broker.client")
 ASSIGNED = "assigned_client_identifier"
 
 
-async def handle_connect(core: Core, client: Client, packet: Connect) -> None:
-    """CONNECT: check, authenticate, take over, answer. A MqttError on the way refuses [MQTT5 3.1.4]."""
+def handle_connect(core: Core, client: Client, packet: Connect) -> Awaitable[None] | None:
+    """CONNECT: check, authenticate, take over, answer. A MqttError on the way refuses [MQTT5 3.1.4].
+
+    An awaitable only where something has to wait: a hook, or the turn or the end of somebody before.
+    """
     if client.phase is not Phase.NEW:
         raise ProtocolError("second CONNECT")
     if not core.connect_rate.allow(core.clock()):
@@ -56,19 +60,17 @@ async def handle_connect(core: Core, client: Client, packet: Connect) -> None:
     _check_connect(core, packet)
     _introduce(core, client, packet)
     if "authentication_method" in properties:
-        await begin_authentication(core, client, packet, accept)
-    else:
-        await accept(core, client, packet, {})
+        return begin_authentication(core, client, packet, accept)
+    return accept(core, client, packet, {})
 
 
 def _check_version(core: Core, packet: Connect) -> None:
-    protocol = core.config.protocol
-    served = {
-        Version.MQTT_3_1: protocol.mqtt_3_1,
-        Version.MQTT_3_1_1: protocol.mqtt_3_1_1,
-        Version.MQTT_5: protocol.mqtt_5,
-    }
-    if not served[packet.version] or (packet.bridge and not protocol.bridge_bit):
+    protocol, version = core.config.protocol, packet.version
+    if version is Version.MQTT_5:
+        served = protocol.mqtt_5
+    else:
+        served = protocol.mqtt_3_1_1 if version is Version.MQTT_3_1_1 else protocol.mqtt_3_1
+    if not served or (packet.bridge and not protocol.bridge_bit):
         raise UnsupportedProtocolVersion(f"{packet.version.name} is switched off", packet.version)
 
 
@@ -104,17 +106,20 @@ def _check_will(core: Core, will: Will) -> None:
 
 
 def _introduce(core: Core, client: Client, packet: Connect) -> None:
-    info = client.info
-    info.client_id = packet.client_id
-    info.version = packet.version
+    client.clean_start = packet.clean_start
+    client.keep_alive = packet.keep_alive
     if core.config.tls.user_name != "connect":  # then nothing else gives a name
-        packet.user_name = certificate_name(info.certificate or {}, core.config.tls.user_name)
-    info.user_name = packet.user_name
-    info.password = packet.password
-    info.clean_start = packet.clean_start
-    info.keep_alive = packet.keep_alive
-    info.session_expiry_interval = _expiry_asked(core, packet)
-    info.authentication_method = packet.properties.get("authentication_method")
+        packet.user_name = certificate_name(client.peer.certificate or {}, core.config.tls.user_name)
+    client.client_id = packet.client_id
+    client.user_name = packet.user_name
+    method = packet.properties.get("authentication_method")
+    if core.hooks.look or method is not None:
+        info = client.info
+        info.version, info.clean_start = packet.version, packet.clean_start
+        info.keep_alive = packet.keep_alive
+        info.password = packet.password
+        info.authentication_method = method
+        info.session_expiry_interval = _expiry_asked(core, packet)
 
 
 def certificate_name(certificate: dict[str, Any], source: str) -> str | None:
@@ -129,35 +134,86 @@ def certificate_name(certificate: dict[str, Any], source: str) -> str | None:
     return names[-1] if names else None
 
 
-async def accept(core: Core, client: Client, packet: Connect, announcements: dict[str, Any]) -> None:
-    """The peer is who it says: authorize it and give it its session.
+def accept(
+    core: Core, client: Client, packet: Connect, announcements: dict[str, Any]
+) -> Awaitable[None] | None:
+    """The peer is who it says: authorize it and give it its session. May have to wait.
 
     *announcements* go into the CONNACK as they are: the last word of enhanced authentication.
     """
+    hooks, asks = core.hooks, core.config.protocol.authorize_will == "connect" and packet.will is not None
+    if hooks.authenticates or (asks and hooks.inspects_publish):
+        return _authorize(core, client, packet, announcements)
+    check_user_name(client.user_name)
+    _check_anonymous(core, client, packet)
+    return _admit(core, client, packet, packet.client_id, announcements)
+
+
+async def _authorize(core: Core, client: Client, packet: Connect, announcements: dict[str, Any]) -> None:
+    """Ask the hooks, and go on."""
     asked_for = packet.client_id
     await core.hooks.on_connect(client.info, packet)
-    check_user_name(client.info.user_name)
-    _check_anonymous(core, client)
+    check_user_name(client.user_name)
+    _check_anonymous(core, client, packet)
     if packet.will is not None and core.config.protocol.authorize_will == "connect":
         await _authorize_will(core, client, packet)
+    waits = _admit(core, client, packet, asked_for, announcements)
+    if waits is not None:
+        await waits
+
+
+def _admit(
+    core: Core, client: Client, packet: Connect, asked_for: str, announcements: dict[str, Any]
+) -> Awaitable[None] | None:
+    """Nobody has anything against it. *asked_for* is the ClientID of its CONNECT, which hooks may change."""
     _check_room(core, client, packet)
     if not packet.client_id:
         packet.client_id = core.sessions.new_client_id()
     if packet.client_id != asked_for:
         _check_given(packet.client_id)
-        client.info.client_id = packet.client_id
+        client.client_id = packet.client_id
         announcements[ASSIGNED] = packet.client_id
-    will = _will(core, packet)
+    will = None if packet.will is None else _will(core, packet)
+    if not core.turns.is_free(packet.client_id) or _comes_after(core, packet):
+        return _admit_in_turn(core, client, packet, will, announcements)
+    changes = core.journal.changes
+    _check_store(core, packet)
+    session, present = _session_for(core, client, packet, core.sessions.get(packet.client_id))
+    _start(core, client, packet, session, present, will, announcements, changes)
+    return _begin_greeting(core, client, present, None) if core.hooks.greets else None
+
+
+def _comes_after(core: Core, packet: Connect) -> bool:
+    """Whether somebody has to be seen off before: a connection with this ClientID, a session or its will."""
+    if packet.client_id in core.clients:
+        return True
+    session = core.sessions.get(packet.client_id)
+    if session is None:
+        return False
+    return packet.clean_start or min(session.will_due, session.ends_at) <= core.clock()
+
+
+async def _admit_in_turn(
+    core: Core, client: Client, packet: Connect, will: PendingWill | None, announcements: dict[str, Any]
+) -> None:
     async with core.turns.of(packet.client_id):
         changes = core.journal.changes
         _check_store(core, packet)
         before = await _take_over(core, client, packet)
-        session, present = await _session_for(core, client, packet)
+        left = await _session_left(core, client, packet)
+        _check_room(core, client, packet)  # again, after all that may wait
+        session, present = _session_for(core, client, packet, left)
         _start(core, client, packet, session, present, will, announcements, changes)
     if core.hooks.greets:
-        # A takeover ends this connection, but not what the hooks are owed about it.
-        client.greeting = asyncio.create_task(_greet(core, client, present, before))
-        await asyncio.shield(client.greeting)
+        await _begin_greeting(core, client, present, before)
+
+
+def _begin_greeting(
+    core: Core, client: Client, present: bool, before: asyncio.Task[None] | None
+) -> Awaitable[None]:
+    """A takeover ends this connection, but not what the hooks are owed about it."""
+    greeting = client.own().greeting = asyncio.create_task(_greet(core, client, present, before))
+    return asyncio.shield(greeting)
 
 
 async def _greet(core: Core, client: Client, present: bool, before: asyncio.Task[None] | None) -> None:
@@ -202,19 +258,19 @@ async def _authorize_will(core: Core, client: Client, packet: Connect) -> None:
     await core.hooks.on_publish(client.info, will.message)
 
 
-def _check_anonymous(core: Core, client: Client) -> None:
+def _check_anonymous(core: Core, client: Client, packet: Connect) -> None:
     """Where nobody authenticates, the setting says who may come in without; a certificate is a name."""
-    info = client.info
-    if core.hooks.authenticates or info.authentication_method is not None or info.certificate is not None:
-        return
     anonymous = core.config.protocol.anonymous
-    if anonymous == "never" or (anonymous == "loopback" and not client.info.local):
+    if anonymous == "everywhere" or core.hooks.authenticates or "authentication_method" in packet.properties:
+        return
+    peer = client.peer
+    if peer.certificate is None and (anonymous == "never" or not peer.local):
         raise NotAuthorized("anonymous clients are not accepted here (setting protocol.anonymous)")
 
 
 def _check_room(core: Core, client: Client, packet: Connect) -> None:
     """One more client, unless it takes the place of one that is here."""
-    capacity, user_name = core.config.capacity, client.info.user_name
+    capacity, user_name = core.config.capacity, client.user_name
     if packet.client_id in core.clients:
         return
     if len(core.clients) >= capacity.maximum_connections:
@@ -232,16 +288,17 @@ async def _take_over(core: Core, client: Client, packet: Connect) -> asyncio.Tas
     old = core.clients.get(packet.client_id)
     if old is None:
         return None
-    same_user = old.info.user_name == client.info.user_name
+    same_user = old.user_name == client.user_name
     if not same_user and core.config.protocol.takeover == "same_user":
         raise NotAuthorized("the ClientID is in use by another user")
     _check_storm(core, client, old)
-    log.info("session %r: %s takes over from %s", packet.client_id, client.info.address, old.info.address)
+    address = client.peer.address
+    log.info("session %r: %s takes over from %s", packet.client_id, address, old.peer.address)
     if old.session is not None:
         core.hooks.on_session(packet.client_id, "taken_over", len(old.session.queue))
-    old.end(SessionTakenOver(f"taken over by {client.info.address}"))
+    old.end(SessionTakenOver(f"taken over by {address}"))
     await leave(core, old)
-    return old.greeting
+    return old.extra.greeting
 
 
 def _check_storm(core: Core, client: Client, old: Client) -> None:
@@ -253,8 +310,8 @@ def _check_storm(core: Core, client: Client, old: Client) -> None:
         log.warning(
             "session %r: %s and %s take it over from each other, %d times in %g s; newcomers have to wait",
             old.client_id,
-            old.info.address,
-            client.info.address,
+            old.peer.address,
+            client.peer.address,
             takeovers.most,
             takeovers.seconds,
         )
@@ -275,20 +332,29 @@ def _check_store(core: Core, packet: Connect) -> None:
         core.journal.check()
 
 
-async def _session_for(core: Core, client: Client, packet: Connect) -> tuple[Session, bool]:
-    """The session to go on with, and whether it was there before [MQTT5 3.1.2.4]."""
-    sessions = core.sessions
-    session = sessions.get(packet.client_id)
-    if session is not None and session.will_due <= core.clock():
+async def _session_left(core: Core, client: Client, packet: Connect) -> Session | None:
+    """The session that is there, unless it is over or to be so: then it is ended [MQTT5 3.1.2.4]."""
+    session = core.sessions.get(packet.client_id)
+    if session is None:
+        return None
+    if session.will_due <= core.clock():
         await publish_will(core, session)  # due before the next look at deadlines
-    over = session is not None and session.ends_at <= core.clock()
-    if session is not None and not over and _is_of_another_user(core, session, client):
-        raise NotAuthorized("the session belongs to another user")
-    if session is not None and (over or packet.clean_start):
-        await end_session(core, session, "expired" if over else "ended")
-        session = None
-    _check_room(core, client, packet)  # again, after all that may wait
+    over = session.ends_at <= core.clock()
+    if over or packet.clean_start:
+        if not over:
+            _check_owner(core, session, client)
+        await finish(end_session(core, session, "expired" if over else "ended"))
+        return None
+    return session
+
+
+def _session_for(
+    core: Core, client: Client, packet: Connect, session: Session | None
+) -> tuple[Session, bool]:
+    """The session to go on with, and whether it was there before: *session*, or a new one."""
+    sessions = core.sessions
     if session is not None:
+        _check_owner(core, session, client)
         return session, True
     if len(sessions) >= core.config.capacity.maximum_sessions:
         raise QuotaExceeded(f"{len(sessions)} sessions exist")
@@ -299,8 +365,9 @@ async def _session_for(core: Core, client: Client, packet: Connect) -> tuple[Ses
     return session, False
 
 
-def _is_of_another_user(core: Core, session: Session, client: Client) -> bool:
-    return core.config.protocol.takeover == "same_user" and session.user_name != client.info.user_name
+def _check_owner(core: Core, session: Session, client: Client) -> None:
+    if core.config.protocol.takeover == "same_user" and session.user_name != client.user_name:
+        raise NotAuthorized("the session belongs to another user")
 
 
 def _start(
@@ -323,40 +390,50 @@ def _start(
     asked = _expiry_asked(core, packet)
     session.expiry_interval = min(asked, limits.session_expiry_interval)
     session.set_will(will)
-    session.info = client.info
-    client.info.session_expiry_interval = session.expiry_interval
-    session.user_name = client.info.user_name
+    if core.hooks.look:
+        session.info = client.info
+        client.info.session_expiry_interval = session.expiry_interval
+    session.user_name = client.user_name
     session.version = client.version
     record_session(session, core.journal)
     client.connect_expiry_interval = asked
     client.session = session
-    client.keep_alive = _keep_alive(core, packet)
-    client.greet(properties.get("maximum_packet_size"), properties.get("topic_alias_maximum", 0))
-    if limits.topic_alias_maximum and packet.version is Version.MQTT_5:
-        client.aliases = InboundAliases(limits.topic_alias_maximum, core.budget)
+    keep_alive = _keep_alive(core, packet)
+    if keep_alive != packet.keep_alive:
+        client.info  # noqa: B018  made now, since it says what the client asked for
+        client.keep_alive = keep_alive
+    _note_limits(core, client, properties)
     window = min(properties.get("receive_maximum", 65535), limits.outbound_receive_maximum)
     keeps_retain = packet.version is Version.MQTT_5 or client.bridge
     client.epoch = session.attach(client, window, keeps_retain)
     core.clients[session.client_id] = client
-    count_user(core, client, client.info.user_name)
+    count_user(core, client, client.user_name)
     client.phase = Phase.CONNECTED
-    client.info.authenticated = True
-    client.info.password = None
+    client.accepted()
     if packet.version is Version.MQTT_5:
         announcements.update(_announce(core, client, packet, session))
     if core.journal.failure is None:
         client.outbound.cork(core.journal.promise(changes))
     client.send(Connack(present and packet.version is not Version.MQTT_3_1, 0, announcements))
-    log.info(
-        "connected %r from %s (%s, %s)",
-        client.client_id,
-        client.info.address,
-        packet.version.name,
-        "resumed" if present else "new session",
-    )
-    core.hooks.on_connack(client.info, 0, present)
-    core.hooks.on_session(session.client_id, "resumed" if present else "created", len(session.queue))
+    if log.isEnabledFor(logging.INFO):
+        address, how = client.peer.address, "resumed" if present else "new session"
+        log.info("connected %r from %s (%s, %s)", client.client_id, address, packet.version.name, how)
+    if core.hooks.look:
+        core.hooks.on_connack(client.info, 0, present)
+        core.hooks.on_session(session.client_id, "resumed" if present else "created", len(session.queue))
     session.pump()
+
+
+def _note_limits(core: Core, client: Client, properties: Properties) -> None:
+    """What the client can take [MQTT5 3.1.2.11], and the Topic Aliases that we take of it."""
+    limits = core.config.limits
+    maximum_packet_size = client.maximum_packet_size = properties.get("maximum_packet_size")
+    allowed = min(properties.get("topic_alias_maximum", 0), limits.outbound_topic_alias_maximum)
+    if allowed:
+        client.own().outbound_aliases = OutboundAliases(allowed)
+    client.careful = allowed > 0 or maximum_packet_size is not None
+    if limits.topic_alias_maximum and client.version is Version.MQTT_5:
+        client.aliases = InboundAliases(limits.topic_alias_maximum, core.budget)
 
 
 def _expiry_asked(core: Core, packet: Connect) -> int:
@@ -404,6 +481,7 @@ def _announce(core: Core, client: Client, packet: Connect, session: Session) -> 
     template = core.config.protocol.response_information
     if template and packet.properties.get("request_response_information"):
         said["response_information"] = template.replace("{client_id}", client.client_id)
-    if (core.hooks.authenticates or client.info.authentication_method) and client.info.user_properties:
+    asks = core.hooks.authenticates or "authentication_method" in packet.properties
+    if asks and client.info.user_properties:
         said["user_property"] = list(client.info.user_properties)
     return found | sendable(said, Place.CONNACK)

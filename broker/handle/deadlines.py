@@ -14,7 +14,7 @@ def check_deadlines(client: Client, limits: Limits, now: float) -> None:
     if client.phase is Phase.CONNECTED:
         _check_connected(client, limits, now)
     elif not client.handling:
-        _check_early(client, limits, now - client.accepted_at)
+        _check_early(client, limits, now - client.last_packet_at)
     client.outbound.resume_feed()
     patience = limits.send_timeout
     if client.hurried and not (client.session and client.session.bytes):  # only QoS 0 waits, if anything
@@ -37,7 +37,7 @@ def _check_early(client: Client, limits: Limits, age: float) -> None:
 def _check_connected(client: Client, limits: Limits, now: float) -> None:
     if client.handling:
         return
-    begun = client.partial_since
+    begun = client.extra.partial_since
     if client.keep_alive and now - client.last_packet_at >= 1.5 * client.keep_alive:
         client.end(KeepAliveTimeout(f"no packet for {1.5 * client.keep_alive:g} s"))
     elif begun is not None and now - begun >= limits.partial_packet_timeout:

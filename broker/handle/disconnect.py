@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Coroutine, Iterable
 from typing import Any
 
 from broker.client import Client
@@ -20,7 +20,7 @@ from broker.session.will import NEVER, PendingWill, will_due
 log = logging.getLogger("broker.client")
 
 
-async def handle_disconnect(core: Core, client: Client, packet: Disconnect) -> None:
+def handle_disconnect(core: Core, client: Client, packet: Disconnect) -> None:
     """DISCONNECT from a client [MQTT5 3.14.4]: only 0x00 deletes the will."""
     session = client.session
     interval = packet.properties.get("session_expiry_interval")
@@ -46,34 +46,61 @@ async def serve_client(core: Core, client: Client, data: bytes) -> bool:
         stays = await client.run(data)
     finally:
         if not stays:
-            await _see_off(core, client)
+            await finish(_see_off(core, client))
     return stays
 
 
-async def _see_off(core: Core, client: Client) -> None:
+async def finish(waits: Awaitable[None] | None) -> None:
+    """What a call gave that may have to wait."""
+    if waits is not None:
+        await waits
+
+
+def _see_off(core: Core, client: Client) -> Awaitable[None] | None:
     session = client.session
-    if session is not None and core.clients.get(session.client_id) is client and client.leaving is None:
+    if session is not None:
+        takes_time = _takes_time(core, client, session) or core.hooks.hears_disconnects
+        if takes_time or not core.turns.is_free(session.client_id):
+            return _see_off_in_turn(core, client, session)
+        _let_go(core, client, session)
+    _log_end(core, client)
+    return None
+
+
+async def _see_off_in_turn(core: Core, client: Client, session: Session) -> None:
+    if core.clients.get(session.client_id) is client and client.extra.leaving is None:
         async with core.turns.of(session.client_id):
             await leave(core, client)
     else:  # a takeover has begun it, in its turn
         await leave(core, client)
-    await _farewell(core, client)
+    if client.extra.greeting is not None:
+        await client.extra.greeting
+    ending = _log_end(core, client)
+    if core.hooks.hears_disconnects:
+        await core.hooks.on_disconnect(client.info, ending.reason, str(ending))
 
 
-async def _farewell(core: Core, client: Client) -> None:
+def _log_end(core: Core, client: Client) -> MqttError:
+    """Say how the connection of *client* ended; gives that."""
     ending = client.ending or MqttError("connection ended", ReasonCode.NORMAL_DISCONNECTION)
-    if client.greeting is not None:
-        await client.greeting
-    _sum_up(client, ending)
-    if not client.info.authenticated:
-        if client.info.ended_by != "network" or client.info.client_id:
+    if log.isEnabledFor(logging.INFO):
+        address, client_id = client.peer.address, client.client_id
+        if client.session is None:
+            log.info("refused %s %r: %s", address, client_id, ending)
+        else:
+            log.info("disconnected %r from %s: %s (0x%02X)", client_id, address, ending, ending.reason)
+    if core.hooks.look:
+        _sum_up(client, ending)
+        if client.session is None and (client.info.ended_by != "network" or client.client_id):
             core.hooks.on_connack(client.info, ending.reason, False)
-        log.info("refused %s %r: %s", client.info.address, client.client_id, ending)
-        return
-    log.info(
-        "disconnected %r from %s: %s (0x%02X)", client.client_id, client.info.address, ending, ending.reason
-    )
-    await core.hooks.on_disconnect(client.info, ending.reason, str(ending))
+    return ending
+
+
+def _takes_time(core: Core, client: Client, session: Session) -> bool:
+    """Whether to leave *session* may wait: for hooks, or for a will, which they are asked about."""
+    extra, hooks = client.extra, core.hooks
+    told = extra.greeting or extra.leaving or hooks.hears_ends
+    return bool(told or (session.will is not None and not client.normal))
 
 
 def _sum_up(client: Client, ending: MqttError) -> None:
@@ -92,35 +119,50 @@ async def leave(core: Core, client: Client) -> None:
     Done once for each connection, in the turn of its ClientID, whoever comes first: its own task, or the
     one that takes the session over. It goes on by itself if that one is cancelled meanwhile.
     """
-    session = client.session
+    session, extra = client.session, client.extra
     if session is None:
         return
-    if client.leaving is None:
-        if not (client.greeting or core.hooks.hears_ends or (session.will and not client.normal)):
-            await _leave(core, client, session)  # waits for nothing: nobody can cancel it
+    leaving = extra.leaving
+    if leaving is None:
+        if not _takes_time(core, client, session):
+            _let_go(core, client, session)
             return
-        client.leaving = asyncio.create_task(_leave(core, client, session))
-        core.leaving.add(client.leaving)
-        client.leaving.add_done_callback(core.leaving.discard)
-    await asyncio.shield(client.leaving)
+        leaving = client.own().leaving = asyncio.create_task(_leave(core, client, session))
+        core.leaving.add(leaving)
+        leaving.add_done_callback(core.leaving.discard)
+    await asyncio.shield(leaving)
 
 
 async def _leave(core: Core, client: Client, session: Session) -> None:
-    """The epoch keeps a late teardown from what belongs to its successor."""
+    await finish(_let_go(core, client, session))
+
+
+def _let_go(core: Core, client: Client, session: Session) -> Awaitable[None] | None:
+    """The epoch keeps a late teardown from what belongs to its successor. Waits only if it `_takes_time`."""
     if core.clients.get(session.client_id) is client:
         del core.clients[session.client_id]
     count_user(core, client, None)
     left_at = core.clock()
     if not session.detach(client.epoch):
-        return
-    if client.greeting is not None:
-        await asyncio.wait([client.greeting])  # hooks hear of a beginning before its end
+        return None
+    if client.extra.greeting is not None:
+        return _settle_later(core, client, session, left_at, client.extra.greeting)
+    return _settle(core, client, session, left_at)
+
+
+async def _settle_later(
+    core: Core, client: Client, session: Session, left_at: float, greeting: asyncio.Task[None]
+) -> None:
+    await asyncio.wait([greeting])  # hooks hear of a beginning before its end
+    await finish(_settle(core, client, session, left_at))
+
+
+def _settle(core: Core, client: Client, session: Session, left_at: float) -> Awaitable[None] | None:
     if client.normal:
         session.set_will(None)
     if session.expiry_interval == 0:
-        await end_session(core, session)
-    else:
-        await _keep_session(core, session, left_at)
+        return end_session(core, session)
+    return _keep_session(core, session, left_at)
 
 
 def count_user(core: Core, client: Client, user_name: str | None) -> None:
@@ -134,7 +176,7 @@ def count_user(core: Core, client: Client, user_name: str | None) -> None:
             del core.users[before]
 
 
-async def _keep_session(core: Core, session: Session, left_at: float) -> None:
+def _keep_session(core: Core, session: Session, left_at: float) -> Awaitable[None] | None:
     session.ends_at = session.ends_after(left_at)
     if session.will is not None:
         session.will_due = will_due(session.will, left_at, session.ends_at)
@@ -143,23 +185,31 @@ async def _keep_session(core: Core, session: Session, left_at: float) -> None:
     sent = session.take_unacknowledged() if core.config.protocol.shared_unacknowledged == "move" else []
     core.router.hand_on(session, [*sent, *session.take_shared()])
     if session.will is not None and session.will_due <= core.clock():
-        await publish_will(core, session)
+        return publish_will(core, session)
+    return None
 
 
-async def end_session(core: Core, session: Session, state: SessionState = "ended") -> None:
+def end_session(core: Core, session: Session, state: SessionState = "ended") -> Awaitable[None] | None:
     """Everything about *session* is over [MQTT5 4.1]: its will is published if it is still pending.
 
     In the turn of its ClientID. Shared messages that were not acknowledged go to other members, but for
-    QoS 2 that was sent [4.8.2].
+    QoS 2 that was sent [4.8.2]. Waits if there is a will or a hook to be told.
     """
     if not core.sessions.delete(session):
-        return  # somebody else has seen to it
+        return None  # somebody else has seen to it
     core.hooks.on_session(session.client_id, state, len(session.queue))
     core.tree.unsubscribe_all(session, tuple(session.subscriptions))
     core.router.hand_on(session, [*session.take_unacknowledged(), *session.take_shared()])
     session.clear()
     session.note()  # nothing but the will is left, while hooks are asked about it
     core.journal.promise(-1)  # a CONNACK may wait for it, after hooks that wait
+    if session.will is None and not core.hooks.hears_ends:
+        session.will_due = NEVER
+        return None
+    return _after_end(core, session)
+
+
+async def _after_end(core: Core, session: Session) -> None:
     await publish_will(core, session)
     session.note()  # the last of it: a crash before this publishes the will once more, never not at all
     await core.hooks.on_session_ended(session.client_id)
@@ -204,9 +254,9 @@ async def after_restart(core: Core, connected: Iterable[Session]) -> None:
     for session in connected:
         async with core.turns.of(session.client_id):
             if session.state is None:
-                await end_session(core, session)
+                await finish(end_session(core, session))
             else:
-                await _keep_session(core, session, now)
+                await finish(_keep_session(core, session, now))
 
 
 def due_work(core: Core, now: float) -> list[Coroutine[Any, Any, None]]:
@@ -225,4 +275,4 @@ async def _publish_due_will(core: Core, session: Session, now: float) -> None:
 async def _end_due_session(core: Core, session: Session, now: float) -> None:
     async with core.turns.of(session.client_id):
         if session.ends_at <= now:
-            await end_session(core, session, "expired")
+            await finish(end_session(core, session, "expired"))

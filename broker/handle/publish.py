@@ -47,7 +47,7 @@ def handle_publish(core: Core, client: Client, packet: Publish) -> Awaitable[Non
     session = client.session
     assert session is not None
     core.stats.publish_received += 1
-    client.info.publish_received += 1
+    client.count_published()
     limits, topic_name, qos = core.config.limits, packet.topic_name, packet.qos
     block = packet.block
     if block is not None and not block.is_plain:
@@ -59,8 +59,8 @@ def handle_publish(core: Core, client: Client, packet: Publish) -> Awaitable[Non
         if packet.packet_id in session.inflight.held:
             _repeated(core, client, packet)
             return None
-        if client.receiving:
-            _count_received(core, client, client.receiving)
+        if client.extra.receiving:
+            _count_received(core, client, client.extra.receiving)
     message = _message(core, client, packet, topic_name)
     try:
         if topic_name not in core.tree.routes or topic_name[0] == "$":
@@ -223,9 +223,7 @@ def check_user_properties(core: Core, properties: Properties) -> None:
 def _repeated(core: Core, client: Client, packet: Publish) -> None:
     """An identifier that a QoS 2 message holds until its PUBREL [MQTT-4.3.3-10]."""
     if packet.qos == QoS.EXACTLY_ONCE:
-        if client.receiving is None:
-            client.receiving = set()
-        client.receiving.add(packet.packet_id)
+        _receive(client, packet.packet_id)
         after, held = core.journal.latest, core.hooks.still_held  # it may not be stored yet
         client.acknowledge(PUBREC, packet.packet_id, *_in_turn(after, held, None))
     elif client.version is Version.MQTT_5:
@@ -233,6 +231,14 @@ def _repeated(core: Core, client: Client, packet: Publish) -> None:
         client.answer(Puback(packet.packet_id, in_use.reason, client.explain(in_use)), 0)
     else:
         raise ProtocolError(f"identifier {packet.packet_id} is held by a QoS 2 message")
+
+
+def _receive(client: Client, packet_id: int) -> None:
+    """It counts against the Receive Maximum of this connection, from now to its PUBCOMP."""
+    extra = client.own()
+    if extra.receiving is None:
+        extra.receiving = set()
+    extra.receiving.add(packet_id)
 
 
 def _count_received(core: Core, client: Client, receiving: set[int]) -> None:
@@ -245,7 +251,7 @@ def _message(core: Core, client: Client, packet: Publish, topic_name: str) -> Me
     block, limits = packet.block, core.config.limits
     most, retain = limits.message_expiry_interval, packet.retain and limits.retain_available
     properties = NO_PROPERTIES if block is None else copied(block)
-    message = Message(topic_name, packet.payload, packet.qos, retain, properties, client.info.client_id)
+    message = Message(topic_name, packet.payload, packet.qos, retain, properties, client.client_id)
     if block is not None:
         message.block = block
         if block.expiry is not None and not most:
@@ -313,9 +319,7 @@ def _hold(
             raise
     until = None if held is None else held.acknowledgement
     after, about = _in_turn(core.journal.promise(before, message.topic_name), until, None)
-    if client.receiving is None:
-        client.receiving = set()
-    client.receiving.add(packet.packet_id)
+    _receive(client, packet.packet_id)
     if client.version is not Version.MQTT_5 or core.router.matches(message.topic_name):
         client.acknowledge(PUBREC, packet.packet_id, after, about)
     else:
@@ -386,8 +390,8 @@ def not_stored(
         core.journal.revoke(message)
     elif client.session is not None:
         message = client.session.let_go(packet_id)
-        if client.receiving is not None:
-            client.receiving.discard(packet_id)
+        if client.extra.receiving is not None:
+            client.extra.receiving.discard(packet_id)
     if message is not None:
         core.hooks.on_taken_back(client.info, message)
     core.dropped(client.client_id, message, "store_failed")

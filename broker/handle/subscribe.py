@@ -189,7 +189,8 @@ async def _allow(
     *filters* are those that the session has, counting the ones granted by this packet.
     """
     limits = core.config.limits
-    request = await core.hooks.on_subscribe(client.info, request)
+    if core.hooks.look:
+        request = await core.hooks.on_subscribe(client.info, request)
     share_name = _check_filter(core, client, request.topic_filter)
     if request.topic_filter not in filters and len(filters) >= limits.maximum_subscriptions:
         raise QuotaExceeded(f"{limits.maximum_subscriptions} subscriptions in this session")
@@ -317,7 +318,7 @@ def _send_together(
 ) -> list[Message]:
     """Those of *part* with QoS 0 that nobody else has to look at, in one piece; gives the others."""
     outbound = client.outbound
-    own_bytes = client.outbound_aliases is not None or client.maximum_packet_size is not None
+    own_bytes = client.extra.outbound_aliases is not None or client.maximum_packet_size is not None
     looked_at = core.hooks.inspects_delivery or core.hooks.hears_delivered
     careful = own_bytes or subscription.identifiers or looked_at
     if careful or outbound.blocked or outbound.full or client.phase is not Phase.CONNECTED:
@@ -334,7 +335,7 @@ def _send_together(
             together.append(message)
     if together:
         core.stats.publish_sent += len(together)
-        client.info.publish_sent += len(together)
+        client.count_sent(len(together))
         outbound.put(retained_packets(together, client.version), len(together))
     return alone
 
@@ -393,7 +394,8 @@ async def handle_unsubscribe(core: Core, client: Client, packet: Unsubscribe) ->
 
 async def _unsubscribe(core: Core, client: Client, session: Session, topic_filter: str) -> int:
     try:
-        await core.hooks.on_unsubscribe(client.info, topic_filter)
+        if core.hooks.look:
+            await core.hooks.on_unsubscribe(client.info, topic_filter)
     except MqttError as refusal:
         failed = isinstance(refusal, ImplementationSpecificError)
         if failed or client.version is Version.MQTT_5:

@@ -120,6 +120,8 @@ class Hooks:
         self.need_task = any(inspect.iscoroutinefunction(each.call) for each in chain(*lists.values()))
         self.hears_ends = bool(self._on_session_ended)
         self.greets = bool(self._on_session_created or self._on_session_resumed or self._on_connected)
+        self.look = bool(self._hooks)  # whether anybody may look at a ClientInfo
+        self.hears_disconnects = bool(self._on_disconnect)
         self.authenticates = bool(self._on_connect)
         self.accepts = bool(self._on_accepted)
         self.inspects_publish = bool(self._on_message or self._on_accepted)

@@ -62,16 +62,16 @@ class Lane:
 
         The beginning of a packet that is not whole yet is left with the reader.
         """
-        core, session, reader = self._core, client.session, client.reader
+        core, session = self._core, client.session
         if session is None or client.phase is not Phase.CONNECTED:
             return data
         if client.outbound.blocked or core.budget.low or client.ending is not None:
             return data
-        held = reader.partial
+        held = client.partial
         if held:
             if held > SHORT:
                 return data
-            data = reader.take_partial() + data
+            data = client.own_reader().take_partial() + data
         if client.aliases is not None and client.aliases.names:
             data = self._without_aliases(client.aliases.names, data)
         self.known.begin()
@@ -83,11 +83,11 @@ class Lane:
         end = len(data)
         took = at > 0
         if at < end and is_begun(data, at):
-            reader.hold(data[at:])
+            client.own_reader().hold(data[at:])
             at = end
         if took:
             client.last_packet_at = core.clock()
-        if (held or reader.partial) and (took or at == end):  # else the read loop goes on with it
+        if (held or client.partial) and (took or at == end):  # else the read loop goes on with it
             client.note_partial(took)
         if at == end:
             return b""
@@ -295,7 +295,7 @@ class Lane:
 
     def _send_all(self, client: Client, opened: list[Audience1]) -> None:
         """Hand over the QoS 1 packets that were collected."""
-        five, client_id = client.version is Version.MQTT_5, client.info.client_id
+        five, client_id = client.version is Version.MQTT_5, client.client_id
         for audience in opened:
             audience.opened = False
             if audience.heads:
@@ -322,7 +322,7 @@ class Lane:
         if not number or not self._has_room(audience, end - at):
             return at
         end = at + min(number, audience.room) * size
-        run = Run(data[at:end], size, topic_end - at, five, client.info.client_id)
+        run = Run(data[at:end], size, topic_end - at, five, client.client_id)
         answer = run.acknowledgements(PUBACK)
         if not answer:
             return at

@@ -13,10 +13,11 @@ from broker.packet.enums import PacketType, Version
 from broker.packet.packets import Packet, Puback, Pubcomp, Pubrec, Pubrel
 from broker.packet.wire import TopicNames
 
-__all__ = ["MAXIMUM_PACKET_SIZE", "PacketReader", "TopicNames"]
+__all__ = ["MAXIMUM_PACKET_SIZE", "PacketReader", "Readers", "TopicNames"]
 
 MAXIMUM_PACKET_SIZE = 268_435_460  # bytes, the protocol's own limit: five of header and the longest body
 PART = 4096  # bytes that are decoded at a time, and what is left of the packet that is the last of them
+SPARE = 16  # readers that are kept for the next client
 _PROTOCOL_BYTES = 9  # the longest protocol name with its level
 # The whole first byte -> packet class. Nearly all acknowledgements are an identifier and nothing else.
 _SHORT_ACKS: dict[int, type[Puback] | type[Pubrec] | type[Pubrel] | type[Pubcomp]] = {
@@ -58,10 +59,11 @@ class PacketReader:
         return self._version
 
     @version.setter
-    def version(self, version: Version) -> None:
-        old = self._dialect
-        self._dialect = dialect_of(version, old.strict, old.from_client, old.names)
-        self._version = version
+    def version(self, version: Version | None) -> None:
+        if version is not self._version:
+            old = self._dialect
+            self._dialect = dialect_of(version or MQTT_5, old.strict, old.from_client, old.names)
+            self._version = version
 
     @property
     def partial(self) -> int:
@@ -176,6 +178,31 @@ class PacketReader:
             with suppress(MqttError):
                 self.version = read_protocol(beginning)[0]
         raise PacketTooLarge(f"packet is larger than {self.maximum_packet_size} bytes")
+
+
+class Readers:
+    """The PacketReaders of a broker's clients. One is needed only while something is read or not whole."""
+
+    def __init__(self, maximum_packet_size: int, names: TopicNames) -> None:
+        self.names = names
+        self._maximum_packet_size = maximum_packet_size
+        self._spare: list[PacketReader] = []
+
+    def take(self, version: Version | None) -> PacketReader:
+        """One for a client that speaks *version*; None: its CONNECT has not come."""
+        if not self._spare:
+            self._spare.append(PacketReader(self._maximum_packet_size, self.names.strict, self.names))
+        reader = self._spare.pop()
+        reader.version = version
+        return reader
+
+    def give(self, reader: PacketReader) -> bool:
+        """Take *reader* back, if nothing of its client is left in it; whether that is so."""
+        if reader.partial or reader.error is not None:
+            return False
+        if len(self._spare) < SPARE:
+            self._spare.append(reader)
+        return True
 
 
 def _protocol_bytes(beginning: bytes) -> int:

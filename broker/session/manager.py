@@ -140,6 +140,10 @@ class ClientTurns:
     def __init__(self) -> None:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # for ids whose turn somebody has
 
+    def is_free(self, client_id: str) -> bool:
+        """Whether nobody has the turn of *client_id*: who does not wait needs none then."""
+        return client_id not in self._waiting
+
     def of(self, client_id: str) -> Turn:
         """Wait for the turn of *client_id*; turns are given in the order they were asked for."""
         return Turn(self._waiting, client_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 CHUNK = 64 * 1024  # bytes of one read, and the most that waits unread in one connection
 
@@ -18,8 +18,7 @@ def is_loopback(host: str) -> bool:
     return host == "::1" or host.startswith(("127.", "::ffff:127."))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
+class Peer(NamedTuple):
     """Who is at the other end.
 
     *address* is `host:port` (IPv6 in brackets), `unix:/path` or `memory`; *transport* is `tcp`,

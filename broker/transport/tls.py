@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -147,7 +146,7 @@ class TlsConnection:
             if not data:
                 raise ConnectionError("the peer left during the TLS handshake")
             self._incoming.write(data)
-        self.peer = replace(self._raw.peer, certificate=self._tls.getpeercert() or None)
+        self.peer = self._raw.peer._replace(certificate=self._tls.getpeercert() or None)
 
     def _try_handshake(self) -> bool:
         try:

@@ -166,7 +166,7 @@ async def test_a_long_beginning_is_the_reader_s() -> None:
         data = publishes("t", payload=b"x" * 60_000)
         wire.incoming.put_nowait(data[:20_000])
         await turns()
-        assert broker.clients["p"].reader.partial == 20_000
+        assert broker.clients["p"].partial == 20_000
         assert take(broker, "p", data[20_000:]) == data[20_000:]
 
 

@@ -211,7 +211,7 @@ def test_what_is_unfinished_is_resent_in_the_order_of_the_first_sending() -> Non
 
 def test_held_messages_of_the_client_outlive_the_connection() -> None:
     inflight = opened()
-    inflight.held[7] = message(b"held", 2)
+    inflight.hold(7, message(b"held", 2))
     started(inflight)
     inflight.close()
     inflight.open(1)

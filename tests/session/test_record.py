@@ -334,7 +334,7 @@ def test_a_will_that_comes_and_goes_within_a_batch_costs_nothing(world: World) -
         session = world.session("c")
         session.detach(session.epoch)
         session.set_will(None)
-        await disconnect.end_session(world.core, session)
+        await disconnect.finish(disconnect.end_session(world.core, session))
 
     world.run(scene())
     world.commit()

@@ -12,7 +12,7 @@ from unittest import mock
 from broker import core as cores
 from broker.config import Capacity, Config, Limits, Store
 from broker.core import Core, assemble, open_store
-from broker.handle.disconnect import _keep_session, after_restart, due_work, end_session, publish_will
+from broker.handle.disconnect import _keep_session, after_restart, due_work, end_session, finish, publish_will
 from broker.packet.message import Message
 from broker.session.inflight import Delivery
 from broker.session.record import record_session
@@ -126,9 +126,9 @@ class World:
         if normal:
             session.set_will(None)
         if session.expiry_interval == 0:
-            self.run(end_session(self.core, session))
+            self.run(finish(end_session(self.core, session)))
         else:
-            self.run(_keep_session(self.core, session, left_at))
+            self.run(finish(_keep_session(self.core, session, left_at)))
 
     def cut_all(self) -> None:
         """What a restart is to look like: the network goes away, for all at once."""
@@ -143,7 +143,7 @@ class World:
         self.links.pop(client_id, None)
         session = self.session(client_id)
         session.detach(session.epoch)
-        self.run(end_session(self.core, session))
+        self.run(finish(end_session(self.core, session)))
 
     def publish_will(self, client_id: str) -> None:
         self.run(publish_will(self.core, self.session(client_id)))

@@ -1,0 +1,175 @@
+"""Identified: who a client is; Extra and Waiting: what few connections have. An idle one takes little."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any
+
+from broker.hook.base import ClientInfo
+from broker.packet.enums import Version
+
+
+class Phase(IntEnum):
+    """How far a connection has come."""
+
+    NEW = 0  # no complete CONNECT yet
+    AUTHENTICATING = 1  # enhanced authentication [MQTT5 4.12]
+    CONNECTED = 2  # CONNACK 0x00 was sent
+    GONE = 3  # nothing more is read or sent
+
+
+class Extra:
+    """Of one Client; made when the first of it is needed. Nobody changes NOTHING, which all others have."""
+
+    __slots__ = (
+        "dropped", "exchange", "greeting", "leaving", "outbound_aliases", "partial_counted", "partial_since",
+        "receiving", "writer",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.writer: asyncio.Task[None] | None = None  # runs `Outbound.write_loop`
+        self.greeting: asyncio.Task[None] | None = None  # the hooks that are told of the connection
+        self.leaving: asyncio.Task[None] | None = None  # what sees to its session afterwards
+        self.exchange: object = None  # the state of enhanced authentication, for its handler
+        self.partial_since: float | None = None  # a packet was begun then, and is not whole
+        self.partial_counted = 0  # bytes of it, in the budget
+        self.outbound_aliases: Any = None  # OutboundAliases, if the client takes any
+        self.dropped: Counter[str] | None = None  # messages not delivered on this connection, by reason
+        self.receiving: set[int] | None = None  # QoS 2 identifiers of this connection, PUBLISH to PUBCOMP
+
+
+NOTHING = Extra()
+
+
+class Waiting:
+    """What an Outbound knows of bytes that wait, for the socket, a commit or a feed: most never do."""
+
+    __slots__ = (
+        "blocked_bytes", "blocked_since", "control_bytes", "feed", "gated_bytes", "held",
+        "pending_counted", "pending_seen", "unblocked", "waker", "writing",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.blocked_bytes = 0  # of the byte budget
+        self.blocked_since = 0.0
+        self.control_bytes = 0
+        self.gated_bytes = 0  # of the byte budget
+        self.held: asyncio.Future[None] | None = None  # what the first in the gate waits for
+        self.pending_seen = 0
+        self.pending_counted = 0  # in the byte budget
+        self.writing = False  # write_loop runs
+        self.waker: asyncio.Future[None] | None = None
+        self.unblocked: asyncio.Future[None] | None = None
+        self.feed: dict[str, list[Iterator[int]]] | None = None
+
+
+class _Nobody:
+    """The owner of an Outbound after the end."""
+
+    def resumed(self) -> None: ...
+
+    def start_writing(self) -> None: ...
+
+    def write_failed(self, error: Exception) -> None: ...
+
+    def refused(self, acknowledgement: bytes, about: Any, failure: Exception) -> bytes | None:
+        return None
+
+
+NOBODY = _Nobody()
+
+
+class Identified:
+    """Who a client is, and how far its connection has come.
+
+    Nearly all do without a ClientInfo, which takes 150 bytes, while there are no hooks, and without an Extra.
+    """
+
+    __slots__ = (
+        "_client_id", "_connection", "_info", "_user_name", "authenticated", "clean_start", "extra",
+        "keep_alive", "phase", "version",
+    )  # fmt: skip
+
+    def __init__(self, connection: Any) -> None:
+        """*connection* is a transport.Connection."""
+        self._connection = connection
+        self.phase = Phase.NEW
+        self.extra = NOTHING
+        self._info: ClientInfo | None = None  # once somebody looks; then ClientID and User Name are there
+        self._client_id = ""
+        self._user_name: str | None = None
+        self.version = Version.MQTT_5
+        self.clean_start = True
+        self.keep_alive = 0  # seconds: as the client asked, and once it is connected those in force
+        self.authenticated = False  # CONNACK 0x00 was sent
+
+    @property
+    def peer(self) -> Any:
+        """A transport.Peer: who is at the other end."""
+        return self._connection.peer
+
+    @property
+    def client_id(self) -> str:
+        return self._client_id if self._info is None else self._info.client_id
+
+    @client_id.setter
+    def client_id(self, client_id: str) -> None:
+        self._client_id = client_id
+        if self._info is not None:
+            self._info.client_id = client_id
+
+    @property
+    def user_name(self) -> str | None:
+        return self._user_name if self._info is None else self._info.user_name
+
+    @user_name.setter
+    def user_name(self, user_name: str | None) -> None:
+        self._user_name = user_name
+        if self._info is not None:
+            self._info.user_name = user_name
+
+    @property
+    def info(self) -> ClientInfo:
+        """What hooks see of it, made for the first who asks: 150 bytes that most connections do without."""
+        return self.look(self.peer) if self._info is None else self._info
+
+    def look(self, peer: Any) -> ClientInfo:
+        """There are hooks, and they may look from now on. *peer* is its `peer`."""
+        self._info = ClientInfo(
+            self._client_id, self.version, self._user_name, None, self.clean_start, self.keep_alive,
+            peer.address, peer.transport, peer.listener, peer.local, peer.certificate,
+            authenticated=self.authenticated,
+        )  # fmt: skip
+        return self._info
+
+    def accepted(self) -> None:
+        """CONNACK 0x00 is sent: hooks are told so, and nobody needs the password any more."""
+        self.authenticated = True
+        if self._info is not None:
+            self._info.authenticated, self._info.password = True, None
+
+    # ---- what hooks are told at the end: nobody counts for those who are not there
+
+    def count_received(self, size: int) -> None:
+        """*size* bytes of it were read."""
+        if self._info is not None:
+            self._info.bytes_received += size
+
+    def count_published(self) -> None:
+        """It sent a PUBLISH."""
+        if self._info is not None:
+            self._info.publish_received += 1
+
+    def count_sent(self, count: int) -> None:
+        """*count* PUBLISH packets are on their way to it."""
+        if self._info is not None:
+            self._info.publish_sent += count
+
+    def own(self) -> Extra:
+        """Its `extra`, to put something there."""
+        if self.extra is NOTHING:
+            self.extra = Extra()
+        return self.extra
