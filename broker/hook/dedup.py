@@ -6,8 +6,12 @@ the producer of another user. Its mark is the (batch, n) that was routed last, w
 the message, so that PUBACK stands for both.
 
 At or below the mark: acknowledged, not routed. The next n of the batch, or n 0 of a later one: routed, and
-the new mark. Anything else has a gap before it and is refused with 0x83: else a message that is refused, while
+the new mark. Anything else has a gap before it and is refused with 0x83: else a message that is refused while
 those behind it are on their way already, would be below the mark when it is repeated, and lost.
+
+A batch that is repeated must be the same: copies that come from n 0 on are compared with what was routed, by
+a CRC over Topic Names and payloads at n 0, 1, 3, 7, 15 and so on, and at the mark. If it is another one, what
+is below the mark would be lost in silence: it is refused with 0x83 until it begins again.
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ import json
 import logging
 import re
 from collections import OrderedDict
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
+from zlib import crc32
 
 from broker.errors import AcknowledgeOnly, ImplementationSpecificError
 from broker.hook.base import BrokerApi, ClientInfo, HookBase, Notes
@@ -39,12 +44,64 @@ class Claim(NamedTuple):
 class Mark:
     """What of a producer was routed last; n -1: nothing of *batch* yet."""
 
-    __slots__ = ("batch", "n", "turn")
+    __slots__ = ("again", "again_crc", "batch", "crc", "n", "trail", "turn")
 
-    def __init__(self, batch: int, n: int, turn: int) -> None:
+    def __init__(
+        self, batch: int, n: int, turn: int, crc: int = -1, trail: dict[int, int] | None = None
+    ) -> None:
         self.batch = batch
         self.n = n
         self.turn = turn  # grows with every change of any mark: the order in which they are forgotten
+        self.crc = crc  # over the batch up to n; -1: not known
+        self.trail = trail or {}  # n -> what it was there
+        # Of the copies that come now: the n that is next (-1: they are none), and their CRC.
+        self.again, self.again_crc = 0, 0
+
+    def route(self, batch: int, n: int, message: Message) -> None:
+        """(batch, n), which is next, is routed."""
+        if n == 0:
+            self.trail, before = {}, 0
+        else:
+            before = self.again_crc if self.again == n else self.crc
+        self.batch, self.n, self.again = batch, n, 0
+        self.crc = -1 if before < 0 else crc_of(message, before)
+        if n & (n + 1) == 0 and self.crc >= 0:
+            self.trail[n] = self.crc
+
+    def back_to(self, n: int) -> None:
+        """Nothing after *n* was routed."""
+        self.n, self.crc, self.again = n, self.trail.get(n, -1), 0
+        self.trail = {at: crc for at, crc in self.trail.items() if at <= n}
+
+    def is_copy(self, batch: int, n: int, message: Message) -> bool:
+        """Whether *message*, at or below the mark, may be what was routed as (batch, n)."""
+        if n and self.again < 0:
+            return False
+        if batch != self.batch or (n and n != self.again):
+            self.again = 0  # not from the beginning: nothing can be said
+            return True
+        found = self.again_crc = crc_of(message, self.again_crc if n else 0)
+        known = self.crc if n == self.n else self.trail.get(n, -1)
+        same = known in (found, -1)
+        self.again = n + 1 if same else -1
+        return same
+
+    def note(self) -> bytes:
+        """All of it, as text."""
+        trail = " ".join(f"{at}:{crc}" for at, crc in self.trail.items())
+        return f"{self.batch} {self.n} {self.turn} {self.crc} {trail}".encode()
+
+
+def mark_of(note: bytes) -> Mark:
+    """What `Mark.note` made. Raises ValueError."""
+    batch, n, turn, *rest = note.decode().split()
+    crc, *trail = rest or ["-1"]
+    pairs = (each.partition(":") for each in trail)
+    return Mark(int(batch), int(n), int(turn), int(crc), {int(at): int(known) for at, _, known in pairs})
+
+
+def crc_of(message: Message, before: int) -> int:
+    return crc32(message.payload, crc32(message.topic_name.encode(), before))
 
 
 def claim_of(message: Message) -> Claim | None:
@@ -67,14 +124,15 @@ class Dedup(HookBase):
     """See above. At most *maximum_producers* are remembered, beyond that the one heard of the longest ago is
     forgotten, of the user who has more than a fair share.
 
-    Counts: *routed*, *duplicates*, *gaps*, *ignored* (a `producer` that makes no claim), *forgotten*.
+    Counts: *routed*, *duplicates*, *gaps*, *changed* (batches that were not the same when they came again),
+    *ignored* (a `producer` that makes no claim), *forgotten*.
     """
 
     id = "dedup"
 
     def __init__(self, maximum_producers: int = 10_000) -> None:
         self.maximum_producers = maximum_producers
-        self.routed = self.duplicates = self.gaps = self.ignored = self.forgotten = 0
+        self.routed = self.duplicates = self.gaps = self.changed = self.ignored = self.forgotten = 0
         self._notes: Notes | None = None
         self._users: dict[str | None, OrderedDict[str, Mark]] = {}
         self._count = self._turn = 0
@@ -92,14 +150,14 @@ class Dedup(HookBase):
         for key, value in notes.items():
             try:
                 user, producer = json.loads(key)
-                batch, n, turn = map(int, value.split())
+                mark = mark_of(value)
             except (ValueError, TypeError):
                 log.error("dedup: a note that makes no sense is left out: %.200r", key)
                 notes.delete(key)
                 continue
-            found.append((turn, user, producer, batch, n))
-        for turn, user, producer, batch, n in sorted(found, key=lambda each: each[0]):
-            self._add(user, producer, Mark(batch, n, turn))
+            found.append((mark.turn, user, producer, mark))
+        for turn, user, producer, mark in sorted(found, key=lambda each: each[0]):
+            self._add(user, producer, mark)
             self._turn = turn
 
     # ---- messages
@@ -115,8 +173,12 @@ class Dedup(HookBase):
         producer, batch, n = claim
         mark = self._mark(client.user_name, producer)
         if mark is not None and (batch, n) <= (mark.batch, mark.n):
+            if not mark.is_copy(batch, n, message):
+                self._refuse_changed(claim)
             self.duplicates += 1
             raise AcknowledgeOnly(f"{producer}:{batch}:{n} was routed before")
+        if mark is not None and n and mark.again < 0:
+            self._refuse_changed(claim)
         expected = mark.n + 1 if mark is not None and batch == mark.batch else 0
         if n != expected:
             self.gaps += 1
@@ -124,9 +186,10 @@ class Dedup(HookBase):
         if self._notes is not None:
             self._notes.check()
         if mark is None:
-            mark = Mark(batch, n, 0)
+            mark = Mark(batch, -1, 0)
             self._add(client.user_name, producer, mark)
-        self._set(client.user_name, producer, mark, batch, n)
+        mark.route(batch, n, message)
+        self._changed(client.user_name, producer, mark)
         self.routed += 1
 
     def on_taken_back(self, client: ClientInfo, message: Message) -> None:
@@ -135,8 +198,14 @@ class Dedup(HookBase):
             return
         mark = self._mark(client.user_name, claim.producer)
         if mark is not None and claim.batch == mark.batch and claim.n <= mark.n:
-            self._set(client.user_name, claim.producer, mark, claim.batch, claim.n - 1)
+            mark.back_to(claim.n - 1)
+            self._changed(client.user_name, claim.producer, mark)
             self.routed -= 1
+
+    def _refuse_changed(self, claim: Claim) -> NoReturn:
+        self.changed += 1
+        text = "does not repeat what was sent: rows, their order and their partitions must be the same"
+        raise refusal(f"{claim.producer}:{claim.batch}:{claim.n} {text}")
 
     def _ignore(self, client: ClientInfo, message: Message) -> None:
         for name, value in message.properties["user_property"]:
@@ -153,12 +222,12 @@ class Dedup(HookBase):
         marks = self._users.get(user)
         return None if marks is None else marks.get(producer)
 
-    def _set(self, user: str | None, producer: str, mark: Mark, batch: int, n: int) -> None:
+    def _changed(self, user: str | None, producer: str, mark: Mark) -> None:
         self._turn += 1
-        mark.batch, mark.n, mark.turn = batch, n, self._turn
+        mark.turn = self._turn
         self._users[user].move_to_end(producer)
         if self._notes is not None:
-            self._notes.put(key_of(user, producer), b"%d %d %d" % (batch, n, self._turn))
+            self._notes.put(key_of(user, producer), mark.note())
 
     def _add(self, user: str | None, producer: str, mark: Mark) -> None:
         while self._count >= self.maximum_producers:

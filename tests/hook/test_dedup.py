@@ -24,7 +24,7 @@ from broker import (
 )
 from broker.config import Dedup as Settings
 from broker.errors import ImplementationSpecificError
-from broker.hook.dedup import claim_of
+from broker.hook.dedup import claim_of, mark_of
 from broker.packet.packets import Puback, Publish
 from tests.durable import broken_disk, recovered
 from tests.peer import Peer, memory_broker, run_async
@@ -167,6 +167,76 @@ def test_who_makes_many_producers_pays_for_it_alone() -> None:
         answer(dedup, "x/0:1:0", ClientInfo("e", user_name=f"user-{number}"))
     assert len(dedup) == 10
     assert answer(dedup, "x/0:1:0", ClientInfo("e", user_name="user-99")) == "copy"
+
+
+def send(dedup: Dedup, claim: str, payload: str, topic_name: str = "t") -> str:
+    made = message(claim)
+    made.payload, made.topic_name = payload.encode(), topic_name
+    try:
+        dedup.on_accepted(ADA, made)
+    except AcknowledgeOnly:
+        return "copy"
+    except ImplementationSpecificError:
+        return "refused"
+    return "routed"
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("sent", [1, 2, 3, 50, 64, 99])
+@pytest.mark.parametrize("first_other", [0, 1, 5, 40])
+def test_a_batch_that_comes_again_must_be_the_same(sent: int, first_other: int, restart: bool) -> None:
+    """Or the first message that is new is refused, at the latest: by then nothing is lost yet."""
+    dedup = Dedup()
+    for n in range(sent):
+        assert send(dedup, f"q/0:1:{n}", f"row {n}") == "routed"
+    if restart:
+        dedup._users["ada"]["q/0"] = mark_of(dedup._users["ada"]["q/0"].note())
+    rows = [f"row {n}" if n < first_other else f"row {n + 1}" for n in range(100)]
+    said = [send(dedup, f"q/0:1:{n}", row) for n, row in enumerate(rows)]
+    if first_other >= sent:
+        assert said == ["copy"] * sent + ["routed"] * (100 - sent)
+    else:
+        assert "refused" in said[first_other:sent], "before anything new is routed"
+        at = said.index("refused")
+        assert set(said[at:]) == {"refused"}
+        assert dedup.changed == 100 - at
+    assert [send(dedup, f"q/0:1:{n}", f"row {n}") for n in range(sent)] == ["copy"] * sent
+
+
+def test_another_topic_is_another_message() -> None:
+    dedup = Dedup()
+    assert send(dedup, "q/0:1:0", "x") == "routed"
+    assert send(dedup, "q/0:1:0", "x", "other") == "refused"
+
+
+def test_copies_from_the_middle_are_not_compared() -> None:
+    """A client that repeats what was not acknowledged, and no batch."""
+    dedup = Dedup()
+    for n in range(4):
+        send(dedup, f"q/0:1:{n}", str(n))
+    assert [send(dedup, f"q/0:1:{n}", "other") for n in (1, 2, 3)] == ["copy"] * 3
+    assert send(dedup, "q/0:0:0", "other") == "copy", "of an old batch nothing is known"
+    assert [send(dedup, f"q/0:1:{n}", str(n)) for n in range(5)] == ["copy"] * 4 + ["routed"]
+
+
+def test_two_tries_at_once_are_not_compared() -> None:
+    dedup = Dedup()
+    for n in (0, 1, 2, 3):
+        send(dedup, f"q/0:1:{n}", str(n))
+    said = [send(dedup, f"q/0:1:{n}", str(n)) for n in (0, 0, 1, 1, 2, 2, 3, 3, 4, 4)]
+    assert said == ["copy"] * 8 + ["routed", "copy"]
+
+
+def test_what_was_taken_back_is_not_compared_with() -> None:
+    dedup = Dedup()
+    for n in range(6):
+        send(dedup, f"q/0:1:{n}", str(n))
+    for n in range(2, 6):
+        dedup.on_taken_back(ADA, message(f"q/0:1:{n}"))
+    rows = ["0", "1", *"other rows"]
+    assert [send(dedup, f"q/0:1:{n}", row) for n, row in enumerate(rows)] == ["copy"] * 2 + ["routed"] * 10
+    assert [send(dedup, f"q/0:1:{n}", row) for n, row in enumerate(rows)] == ["copy"] * 12
+    assert send(dedup, "q/0:1:0", "x") == "refused"
 
 
 # ---- in a broker
