@@ -89,6 +89,7 @@ SPARK_FOLDERS: dict[str, set[str]] = {
     "silver": {"ddl", "edges", "payloads", "protobuf", "rules", "sparkplug"},
     "gold": set(),
     "tools": {"record", "samples", "shapes", "logfiles"},
+    "mqtt": {"line", "options"},
 }
 SPARK_BASE = {"session", "schema", "tables"}
 SPARK_MAY_IMPORT: dict[str, set[str]] = {
@@ -97,7 +98,8 @@ SPARK_MAY_IMPORT: dict[str, set[str]] = {
     "schema": set(),
     "log": {"schema"},
     "source": {"schema", "log"},
-    "live": {"schema"},
+    "mqtt": set(),
+    "live": {"schema", "mqtt"},
     "tables": {"session", "schema", "log"},
     "ingest": {*SPARK_BASE, "source", "log"},
     "silver": SPARK_BASE,
@@ -105,7 +107,7 @@ SPARK_MAY_IMPORT: dict[str, set[str]] = {
     "gold": SPARK_BASE,
     "report": {*SPARK_BASE, "gold"},
     "compact": SPARK_BASE,
-    "tools": {*SPARK_BASE, "live", "silver"},
+    "tools": {*SPARK_BASE, "mqtt", "silver"},
 }
 SPARK_OF_THE_BROKER = {"broker.packet"}
 TOOLS_OF_THE_BROKER = {"broker.packet", "broker.hook.log"}  # they write the log themselves
