@@ -66,6 +66,9 @@ class SessionRecord:
 
     def subscribed(self, subscription: Subscription) -> None:
         number = self._filters.get(subscription.topic_filter)
+        if number is not None and subscription.identifiers:  # rows stand in the order of Subscription.order
+            self.journal.delete(Table.SUBSCRIPTION, number)
+            number = None
         new = number is None
         if number is None:
             number = self._filters[subscription.topic_filter] = self.journal.new_id()

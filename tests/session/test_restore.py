@@ -337,6 +337,16 @@ def test_whose_turn_it_was_is_not_remembered() -> None:
     law.teardown()
 
 
+def test_a_subscription_that_was_replaced_stays_the_later_one() -> None:
+    law = RestartLaw()
+    law.begin(queue_full="drop_newest", queue_qos_0=False, maximum=2)
+    options = {"as_published": False, "handling": 0, "no_local": False, "number": 0, "qos": 1}
+    law.subscribe(topic_filter="+/b", identifier=(1,), **options)
+    law.subscribe(topic_filter="a/#", identifier=(2,), **options)  # there was one, without an identifier
+    law.connect("ann", interval=5, window=1, delay=0, keeps_retain=False, properties={}, retain=False)
+    law.teardown()
+
+
 def begin_turns_anew(world: World) -> None:
     """Whose turn it is in a group no store remembers."""
     for topic_name in ("a", "a/b", "c"):

@@ -203,7 +203,7 @@ class World:
             "user": (session.user_name, session.version, session.expiry_interval),
             "will": None if will is None else (self.of_message(will.message), will.delay),
             "deadlines": (self.left_after(session.ends_at), self.left_after(session.will_due)),
-            "subscriptions": list(session.subscriptions.values()),
+            "subscriptions": sorted(session.subscriptions.values(), key=lambda each: each.topic_filter),
             "queue": [self.of_delivery(one) for one in session.queue],
             "in flight": [self.of_delivery(one) for one in session.inflight.entries.values()],
             "held": {number: self.of_message(one) for number, one in session.inflight.held.items()},
