@@ -336,15 +336,15 @@ class Recorder:
         assert segment is not None
         self.sync_failures += 1
         log.error("%s: %s cannot be synced: %s; a new one is begun", self._name, segment.path, error)
-        again = self.terms.fsync != "none"
+        again = self.terms.fsync != "none" and not self._stopping  # else it is better than nothing
         try:
             place = segment.abandon(cut=again)
         except OSError as second:
             log.error("%s: %s is left where it is: %s", self._name, segment.path, second)
         else:
             self._published(place)
+        kept, self._kept, self._kept_bytes = self._kept, [], 0
         if again:
-            kept, self._kept, self._kept_bytes = self._kept, [], 0
             self._groups.extendleft(reversed(kept))
             self.written -= sum(group.records for group in kept)
             self.bytes -= sum(len(group.data) for group in kept)

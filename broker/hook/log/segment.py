@@ -121,8 +121,8 @@ class Segment:
         except OSError as error:
             self._give_up_compression(error)
 
-    def close(self) -> Path:
-        """Sync it and move it into `closed/`; gives its new place. An empty one is removed.
+    def close(self) -> Path | None:
+        """Sync it and move it into `closed/`; gives its new place. None: it was empty, and is removed.
 
         After an OSError of anything but the sync it may be called again.
         """
@@ -154,10 +154,10 @@ class Segment:
         self.size = self.synced
         return self._publish(False, self.synced_next - 1, self.synced_crc)
 
-    def _publish(self, gz: bool, last: int, crc: int) -> Path:
+    def _publish(self, gz: bool, last: int, crc: int) -> Path | None:
         if not self.size:
-            os.unlink(self.path)
-            return self.path
+            self.path.unlink(missing_ok=True)
+            return None
         closed = ClosedSegment(self.name.node, self.name.epoch, self.first, last, crc, gz)
         source = self._part_path if gz else self.path
         return publish(self.root, self.kind, source, closed, self.hour * HOUR, self._disk.rename, self.path)

@@ -87,7 +87,7 @@ def test_one_segment_for_each_hour(tmp_path: Path) -> None:
 
 
 def test_an_empty_segment_leaves_nothing(tmp_path: Path) -> None:
-    Segment(tmp_path, "messages", OPEN, AT).close()
+    assert Segment(tmp_path, "messages", OPEN, AT).close() is None
     assert leftovers(open_folder(tmp_path, "messages"), "n") == []
     assert list(closed_segments(tmp_path, "messages")) == []
 
@@ -122,7 +122,9 @@ def test_a_line_that_did_not_fit_is_taken_back(tmp_path: Path) -> None:
     assert segment.path.read_bytes() == first
     Little.room = 1000
     segment.append(second, 1)
-    assert segment.close().read_bytes() == first + second
+    place = segment.close()
+    assert place is not None
+    assert place.read_bytes() == first + second
 
 
 def test_without_room_for_the_compressed_file_the_plain_one_is_published(tmp_path: Path) -> None:
@@ -136,6 +138,7 @@ def test_without_room_for_the_compressed_file_the_plain_one_is_published(tmp_pat
     segment.append(data, 50)
     segment.compress()
     place = segment.close()
+    assert place is not None
     assert place.suffix == ".jsonl"
     assert place.read_bytes() == data
     assert list(open_folder(tmp_path, "messages").iterdir()) == []
