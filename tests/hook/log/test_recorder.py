@@ -101,7 +101,9 @@ def test_log_overflow_marks_gap(tmp_path: Path) -> None:
     disk = trouble()
     disk.held.clear()
     with recording(tmp_path, disk=disk, maximum_records=10) as made:
-        taken = lost = 0
+        taken, lost = 1, 0
+        made.put(record(0), 10)
+        until(lambda: made.taken == 1)
         for n in range(100):
             if made.full:
                 made.drop()
