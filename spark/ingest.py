@@ -24,6 +24,7 @@ from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.types import StructType
 
 from spark.log.consumers import tell
 from spark.log.listing import VERSION, Log, LogUnreadable
@@ -89,7 +90,8 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(chosen: argparse.Namespace, given: SparkSession | None = None) -> int:
+    """The whole job; in a session of its own unless one is *given*. Raises Refused."""
     check(chosen)
     kinds = list(KINDS) if chosen.kind == "both" else [chosen.kind]
     jobs = [Job(chosen, kind) for kind in kinds]
@@ -97,13 +99,16 @@ def run(chosen: argparse.Namespace) -> int:
         for job in jobs:
             locks.enter_context(alone(job.checkpoint.path))
             job.prepare()
-        session = build("spark.ingest", chosen.master, pairs(chosen.conf))
-        ending = Ending().listen()
+        session = given or build("spark.ingest", chosen.master, pairs(chosen.conf))
+        ending = Ending()
+        if given is None:
+            ending.listen()
         queries = [job.start(session, ending) for job in jobs]
         failed = watch(queries, ending)
         for job in jobs:
             job.tell()
-        session.stop()
+        if given is None:
+            session.stop()
     return report(failed)
 
 
@@ -161,6 +166,7 @@ class Job:
         self.gaps = open_table(chosen.out, "log_gaps", chosen.table, partitions=())
         self.beginning = chosen.start
         self.ending = Ending()
+        self.first: dict[str, Any] | None = None  # where a new checkpoint begins
 
     def prepare(self) -> None:
         """Checkpoint and table must belong together. Raises Refused."""
@@ -206,7 +212,7 @@ class Job:
         return writer.trigger(processingTime=self.chosen.trigger).start()
 
     def _mqttlog(self, session: SparkSession) -> DataFrame:
-        from spark.source import register
+        from spark.source import MqttLog, register
 
         register(session)
         options = {
@@ -224,6 +230,7 @@ class Job:
         else:
             options["startingOffsets"] = self.beginning
         given = {name: str(value) for name, value in options.items() if value is not None}
+        self.first = MqttLog(given).streamReader(StructType()).initialOffset()
         return session.readStream.format("mqttlog").options(**given).load()
 
     @property
@@ -274,7 +281,7 @@ class Job:
             "bad": found["bad"],
             "gaps": found["gaps"],
             "seconds": round(seconds, 3),
-            "start": self.checkpoint.end(batch.number - 1),
+            "start": self.checkpoint.end(batch.number - 1) or self.first,
             "end": batch.end,
             "age": age,
         }

@@ -72,7 +72,7 @@ class Rows:
         else:
             good, bad = sift(lines_from(segment.path, piece.low), piece.low, piece.high, False)
             return joined(good), bad
-        if piece.whole and zlib.crc32(data) == segment.crc:
+        if piece.whole and zlib.crc32(data) == segment.crc and is_named_right(data, segment):
             return data, []
         lines = data.split(b"\n")
         if not lines[-1]:
@@ -83,13 +83,13 @@ class Rows:
         return joined(good), bad
 
     def _parse(self, data: bytes, piece: Piece) -> Iterator[tuple[pa.Table, list[Bad]]]:
-        """Tables of what JSON says, by the names of the log; and the lines that it cannot say it with."""
+        """Tables of what JSON says, by the keys of the log; and the lines that it cannot say it with."""
         import pyarrow as pa
 
         for block in blocks(data):
             try:
                 yield self._json(block), []
-            except pa.ArrowException:
+            except (pa.ArrowException, ValueError):
                 yield from self._one_by_one(block.split(b"\n")[:-1])
 
     def _one_by_one(self, lines: list[bytes]) -> Iterator[tuple[pa.Table, list[Bad]]]:
@@ -98,7 +98,7 @@ class Rows:
 
         try:
             yield self._json(joined(lines)), []
-        except pa.ArrowException as error:
+        except (pa.ArrowException, ValueError) as error:
             if len(lines) == 1:
                 offset = int(lines[0][5 : lines[0].index(b",")])
                 bad = Bad(offset, 1, shown(f"not a record ({str(error)[:80]})", lines[0]))
@@ -113,24 +113,28 @@ class Rows:
         from pyarrow import json
 
         fields = parsed(self.log.kind)
-        if not block:
-            return fields.empty_table()
-        return json.read_json(
-            pa.BufferReader(block),
-            json.ReadOptions(use_threads=False, block_size=len(block) + 1),
-            json.ParseOptions(explicit_schema=fields, unexpected_field_behavior="ignore"),
-        )
+        table = fields.empty_table()
+        if block:
+            table = json.read_json(
+                pa.BufferReader(block),
+                json.ReadOptions(use_threads=False, block_size=len(block) + 1),
+                json.ParseOptions(explicit_schema=fields, unexpected_field_behavior="ignore"),
+            )
+        if self.decode:
+            for column in KINDS[self.log.kind]:
+                if column.name in BINARY:
+                    place = table.schema.get_field_index(column.key)
+                    table = table.set_column(place, column.key, unbase64(table.column(place)))
+        return table
 
     def _finish(self, batch: pa.RecordBatch, segment: Segment) -> pa.RecordBatch:
-        """*batch* with the columns and types of the source: places, decoded payloads, no `bad`."""
+        """*batch* with the columns and types of the source."""
         import pyarrow as pa
 
         schema, count = arrow_schema(self.log.kind, self.decode), batch.num_rows
         columns = self._constants(segment, segment.hour, count)
         for column in (*PLACE[2:], *KINDS[self.log.kind]):
             value, kind = batch.column(column.key), schema.field(column.name).type
-            if self.decode and column.name in BINARY:
-                value = unbase64(value)
             columns[column.name] = value if value.type == kind else value.cast(kind)
         columns["bad"] = pa.nulls(count, pa.string())
         return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
@@ -174,6 +178,12 @@ class Rows:
 
 def joined(lines: list[bytes]) -> bytes:
     return b"\n".join(lines) + b"\n" if lines else b""
+
+
+def is_named_right(data: bytes, segment: Segment) -> bool:
+    """Whether the name tells the offsets that are in *data*, which has no holes."""
+    count = segment.last + 1 - segment.first
+    return data.startswith(b'{"o":%d,' % segment.first) and data.count(b"\n") == count
 
 
 def blocks(data: bytes) -> Iterator[bytes]:
