@@ -13,18 +13,24 @@ being written, or was when its job was killed: leave it alone. Reading gives a c
 delta: a Delta table. Files are in `data/<batch>-<uuid>/date=/hour=/`; the commit has the transaction (query
 id, number of the batch) and, under "batch", what `_progress` has in the other layout.
 
+While a compaction puts one folder `batch=c<first>~<last>.<id>` in the place of others, `_swap.json` says so:
+whoever reads the table by this module finishes that first. Others may see an hour without them for a moment.
+
 `open_table(out, name)` finds out which layout a table has. `read` gives a DataFrame, empty where nothing was
 written yet; `hours` says what each hour is made of, so that one can see which hours changed.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import shutil
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,7 +39,7 @@ from pyspark.sql.types import StructType
 
 from spark.log.consumers import write_whole
 from spark.schema import LOG_GAPS, PARTITIONS, QUARANTINE_LINES, Column, bronze_columns, ddl
-from spark.session import Refused
+from spark.session import Refused, crash_point
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -63,6 +69,70 @@ class Staged(NamedTuple):
 
     place: str
     schema: str  # of Spark, JSON: a Delta table has the same
+
+
+SWAP = "_swap.json"  # {"new": folder, "old": [folders]} of a table, while they change places
+
+
+def hidden(folder: Path) -> Path:
+    """Where *folder* is while nobody is to see it: Spark skips names with a dot."""
+    return folder.with_name(f".{folder.name}")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Nobody else swaps folders of the table *path* meanwhile."""
+    with (path / "_compact.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def swap(path: Path, stage: Path, old: Iterable[Path]) -> None:
+    """The hidden folder *stage* takes the place of the folders *old*, from the journal on. Locked."""
+    for file in [*stage.iterdir(), stage]:
+        sync(file)
+    new = stage.with_name(stage.name.removeprefix("."))
+    names = {"new": str(new.relative_to(path)), "old": [str(each.relative_to(path)) for each in old]}
+    crash_point("before journal")
+    write_whole(path / SWAP, json.dumps(names))
+    sync(path)
+    crash_point("after journal")
+    settle(path, alone=True)
+
+
+def settle(path: Path, alone: bool = False) -> None:
+    """Finish a swap of the table *path* that has begun, or wait until it is done. *alone*: it is locked."""
+    if not (path / SWAP).exists():
+        return
+    if not alone:
+        with locked(path):
+            settle(path, alone=True)
+        return
+    with suppress(FileNotFoundError):
+        names = json.loads((path / SWAP).read_text())
+        old, new = [path / each for each in names["old"]], path / names["new"]
+        for folder in old:
+            with suppress(FileNotFoundError):
+                folder.rename(hidden(folder))
+            crash_point("after one is hidden")
+        if hidden(new).exists():
+            hidden(new).rename(new)
+        sync(new.parent)
+        crash_point("after the new one is shown")
+        for folder in old:
+            shutil.rmtree(hidden(folder), ignore_errors=True)
+            crash_point("after one is removed")
+        (path / SWAP).unlink()
+        sync(path)
+
+
+def sync(path: Path) -> None:
+    """Make the file, or the names in the folder, survive a power loss."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 class Table(ABC):
@@ -122,7 +192,7 @@ class ParquetTable(Table):
         return self.path / "_progress"
 
     def exists(self) -> bool:
-        return any(self.path.glob("_progress/*.json")) or any(self._folders())
+        return any(self.path.glob("_progress/*.json")) or any(self.folders())
 
     def last(self, query: str) -> int | None:
         done = (int(path.stem[9:]) for path in self._progress.glob(f"{query[:8]}-*.json"))
@@ -151,21 +221,24 @@ class ParquetTable(Table):
 
     def read(self, session: SparkSession, columns: Iterable[Column]) -> DataFrame:
         schema = f"{ddl(columns)}, batch string"
-        if not any(self._folders()):
+        settle(self.path)
+        if not any(self.folders()):
             return session.createDataFrame([], schema)
         return session.read.schema(schema).parquet(str(self.path))
 
     def hours(self) -> dict[Hour, frozenset[str]]:
-        return by_hour((hour_in(folder), folder.name.removeprefix("batch=")) for folder in self._folders())
+        settle(self.path)
+        return by_hour((hour_in(folder), folder.name.removeprefix("batch=")) for folder in self.folders())
 
     def tidy(self) -> None:
-        for folder in self._folders():
+        for folder in self.folders():
             found = BATCH_FOLDER.fullmatch(folder.name)
             last = self.last(found[1]) if found else None
             if found and (last is None or int(found[2]) > last):
                 shutil.rmtree(folder)
 
-    def _folders(self) -> Iterator[Path]:
+    def folders(self) -> Iterator[Path]:
+        """Of all batches, done or not."""
         depth = "/".join(f"{name}=*" for name in [*self.partitions, "batch"])
         return self.path.glob(depth)
 
