@@ -30,7 +30,7 @@ from broker.handle.disconnect import after_restart, due_work, end_session, finis
 from broker.handle.publish import check_store, set_expiry
 from broker.hook.base import Hold, HookBase, Notes
 from broker.hook.stats import Stats, sys_values
-from broker.packet.message import Message, travelling
+from broker.packet.message import Message, as_message, travelling
 from broker.packet.packets import NO_PROPERTIES, Properties
 from broker.packet.properties import Place, property_block
 from broker.store.memory import OwnNotes
@@ -353,7 +353,7 @@ class Broker:
         if retained and not share_name:
             found = self._core.retained.stretches(bare, self._core.clock())
             for message in chain(self._sys_messages(bare), *found):
-                local.deliver(message, subscription)
+                local.deliver(as_message(message), subscription)
         return local
 
     def _unsubscribe_local(self, subscriber: LocalSubscription, topic_filter: str) -> None:

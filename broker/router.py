@@ -7,7 +7,7 @@ from typing import Any
 
 from broker.errors import MqttError, ReasonCode
 from broker.hook.hooks import Hooks
-from broker.packet.message import Message
+from broker.packet.message import Message, Retained
 from broker.store.base import RetainedStore
 from broker.topic.shared import Choice, SharedGroup
 from broker.topic.subscription import Subscriber, Subscription
@@ -161,7 +161,7 @@ class Router:
             self._dropped(message.client_id, message, "retained_full" if full else "retained_failed")
             self.route(message)
 
-    async def find_retained(self, topic_filter: str) -> Iterator[list[Message]]:
+    async def find_retained(self, topic_filter: str) -> Iterator[list[Retained]]:
         """The retained messages that match and have not expired; see RetainedStore.stretches."""
         now = self._clock()
         if not self._hooks.keeps_retained:
@@ -169,8 +169,12 @@ class Router:
         found = await self._hooks.get_retained(topic_filter)
         return iter([[m for m in found if m.expires_at is None or m.expires_at > now]])
 
-    def still_retained(self, messages: list[Message]) -> list[Message]:
+    def still_retained(self, messages: list[Retained]) -> list[Retained]:
         """Those of *messages* that nobody replaced or deleted since they were found; $SYS is not stored."""
         if self._hooks.keeps_retained:
             return messages
-        return [message for message in messages if not message.retain or self.retained.is_current(message)]
+        return [
+            message
+            for message in messages
+            if (isinstance(message, Message) and not message.retain) or self.retained.is_current(message)
+        ]

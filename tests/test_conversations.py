@@ -18,6 +18,7 @@ from broker import Broker, Capacity, Config, HookBase, Limits, Message, MqttErro
 from broker.packet import packets as mqtt
 from broker.packet.codec import encode
 from broker.packet.enums import Version
+from broker.packet.message import as_message
 from broker.packet.reader import PacketReader
 from tests.peer import Clock, Peer, memory_broker
 from tests.wire import turns, until
@@ -216,7 +217,7 @@ async def nothing_stays(broker: Broker, clock: Clock) -> None:
     left = (core.tree.count, [*core.sessions], core.clients, dict(core.users), addresses)
     assert left == (0, [], {}, {}, {})
     for message in [*chain.from_iterable(core.retained.stretches("#", clock.now))]:
-        core.retained.delete(message.topic_name)
+        core.retained.delete(as_message(message).topic_name)
     assert core.budget.used == 0, "bytes of the budget are lost"
 
 

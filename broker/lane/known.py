@@ -38,7 +38,9 @@ class Known:
         # For publishers of 3.x and of 5.0.
         self.qos_0: tuple[dict[bytes, Audience | None], ...] = ({}, {})
         self.qos_1: tuple[dict[bytes, Audience1 | None], ...] = ({}, {})
+        self.retained: tuple[dict[bytes, Audience | None], ...] = ({}, {})  # QoS 0 with RETAIN
         self._members: dict[Session, Member] = {}
+        self._nobody = Audience((), False)
         self._audiences: dict[tuple[tuple[Member, int], ...], Audience1] = {}
         self._first: dict[Member, Audience1] = {}  # the first audience of each
 
@@ -55,11 +57,12 @@ class Known:
         self._turnover = self._core.sessions.terms.turnover
         self.qos_0 = ({}, {})
         self.qos_1 = ({}, {})
+        self.retained = ({}, {})
         self._members.clear()
         self._audiences.clear()
         self._first.clear()
 
-    def _find(self, topic: bytes, five: bool, qos: int) -> list[tuple[Member, int]] | None:
+    def _find(self, topic: bytes, five: bool, qos: int, retain: bool) -> list[tuple[Member, int]] | None:
         """Who gets messages of *topic*, length included, and the QoS; None: this lane is too narrow."""
         try:
             topic_name = self._names[topic[2:]]
@@ -71,6 +74,8 @@ class Known:
             return None
         route = tree.match(topic_name)
         links = None if route.groups else find_links(route.direct, qos)
+        if retain and any(subscription.retain_as_published for _, subscription in route.direct):
+            return None
         if links is None or (qos and five and not links):  # then PUBACK says that nobody matched
             return None
         if len({session for session, _, _ in links}) < len(links):  # room and order are for one each
@@ -90,22 +95,39 @@ class Known:
         self._late = now > self._searches_until
         return not self._late
 
-    def find_0(self, known: dict[bytes, Audience | None], topic: bytes, five: bool) -> Audience | None:
-        """The Audience of *topic*; None if it is not one of ours."""
+    def find_0(
+        self, known: dict[bytes, Audience | None], topic: bytes, five: bool, retain: bool = False
+    ) -> Audience | None:
+        """The Audience of *topic*; None if it is not one of ours. *retain*: the messages have RETAIN."""
         if topic in known:
             return known[topic]
-        members = self._find(topic, five, 0)
+        members = self._find(topic, five, 0, retain)
         if self._late:
             return None
         audience = None if members is None else Audience((member for member, _ in members), five)
         self._remember(known, topic, audience)
         return audience
 
+    def find_retained(
+        self, known: dict[bytes, Audience | None], topic: bytes, topic_name: str, five: bool
+    ) -> Audience | None:
+        """The same for a message that is retained; *topic* is *topic_name*, which is accepted.
+
+        Where nobody subscribes nothing is remembered: most of what is retained has a topic of its own.
+        """
+        tree = self._core.tree
+        if topic not in known and topic_name not in tree.routes:
+            if tree.count and not self._may_search():
+                return None
+            if not tree.count or not tree.is_heard(topic_name):
+                return self._nobody
+        return self.find_0(known, topic, five, True)
+
     def find_1(self, known: dict[bytes, Audience1 | None], topic: bytes, five: bool) -> Audience1 | None:
         """The same for QoS 1. Topics with the same members share it."""
         if topic in known:
             return known[topic]
-        members = self._find(topic, five, 1)
+        members = self._find(topic, five, 1, False)
         if self._late:
             return None
         audience = None

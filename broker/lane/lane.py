@@ -2,7 +2,8 @@
 
 What the readable lane (client.py, handle/, router.py) does for each packet, this does for as many as stand
 in one read: PUBLISH of QoS 0 and 1 without RETAIN and DUP, and with properties that only travel, for
-connected sessions that have room; the PUBACKs of what it sent; PINGREQ. All else is handed back untouched,
+connected sessions that have room; what is to be retained, of QoS 0 and without properties; the PUBACKs of
+what it sent; PINGREQ. All else is handed back untouched,
 and so is everything while a hook wants to see messages, memory is short, or a store must be told. Without
 this folder the broker does the same, slower: tests/lane compares them.
 """
@@ -16,7 +17,8 @@ from broker.client import Client, Phase
 from broker.core import Core
 from broker.lane.audience import Audience, Audience1, Member
 from broker.lane.blocks import Blocks
-from broker.lane.known import Known
+from broker.lane.known import LONGEST, Known
+from broker.lane.retained import PUBLISH_RETAINED, STORED, Retaining, plain_packet
 from broker.lane.runs import (
     SHORT,
     Run,
@@ -30,7 +32,7 @@ from broker.lane.runs import (
     rewrite_aliases,
 )
 from broker.packet.enums import Version
-from broker.packet.message import rewrite
+from broker.packet.message import bounds, rewrite
 from broker.packet.wire import TopicNames
 from broker.session.inflight import SentRun
 
@@ -52,6 +54,7 @@ class Lane:
         self._work = 0  # slices handed out for this read
         self._overhead = core.sessions.terms.overhead
         self._blocks = Blocks(core.config, names)
+        self._retaining = Retaining(core, LONGEST)
         self._most_qos = limits.maximum_qos
         # What would have to look at every message.
         watched = hooks.inspects_publish or hooks.inspects_delivery or hooks.follows_messages
@@ -110,6 +113,8 @@ class Lane:
                 at = self._take_qos_0(client, data, at)
             elif first == PUBLISH_1 and self._most_qos > 0:
                 at = self._take_qos_1(client, data, at)
+            elif first == PUBLISH_RETAINED and self._retaining.open:
+                at = self._take_retained(client, data, at)
             elif first == PUBACK:
                 at = self._take_pubacks(client, data, at)
             elif first == PINGREQ:
@@ -179,6 +184,45 @@ class Lane:
             self._collect(audience, data[begin:at], five)
             sent += count * audience.size
         self._hand_over(opened, received + count, sent)
+        return at
+
+    def _take_retained(self, client: Client, data: bytes, at: int) -> int:
+        """PUBLISH of QoS 0 with RETAIN and without properties from *at* on; where what was stored ends.
+
+        A hot path: 7.0 us a message of a new topic by the handlers, 2.4 here (50,000 topics of 64 bytes;
+        CPython 3.11, 2 cores). For those who hear it, it is the same message without RETAIN.
+        """
+        five, size, retaining = client.version is Version.MQTT_5, len(data), self._retaining
+        known, client_id = self.known.retained[five], client.info.client_id
+        room = retaining.room(size - at)
+        opened: list[Member] = []
+        received = sent = 0
+        self._reads += 1
+        while at + 4 < size and data[at] == PUBLISH_RETAINED and received < room and self._work < MOST:
+            start, end = bounds(data, at)
+            topic_end = start + 2 + (data[start] << 8 | data[start + 1])
+            if end > size or topic_end + five >= end or (five and data[topic_end]):  # empty: it is deleted
+                break
+            topic = data[start:topic_end]
+            name = retaining.name(topic[2:])
+            if not name:
+                break
+            found = known.get(topic) or self.known.find_retained(known, topic, name, five)
+            if found is None:
+                break
+            if found.size:
+                if not self._opens(found, opened):
+                    break
+                self._collect(found, b"\x30" + data[at + 1 : end], five)
+                sent += found.size
+                self._work += found.size
+            packet = plain_packet(topic, data[topic_end + 1 : end]) if five else data[at:end]
+            retaining.found.append((packet, name, client_id))
+            received += 1
+            self._work += STORED
+            at = end
+        retaining.store()
+        self._hand_over(opened, received, sent)
         return at
 
     def _hand_over(self, opened: list[Member], received: int, sent: int) -> None:

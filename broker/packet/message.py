@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import ceil
@@ -272,15 +272,56 @@ def numbered_packets(messages: Iterable[Message], version: Version, first: int) 
     return b"".join(parts)
 
 
-def retained_packets(messages: Iterable[Message], version: Version) -> bytes:
+# A retained message that is nothing but its PUBLISH: QoS 0, no properties, an ASCII Topic Name. The packet,
+# as a 3.x client is sent it and of less than 16,384 bytes, the Topic Name, and the publisher's ClientID. Half
+# the memory of a Message, and none of the garbage collector's time, which leaves alone what is a mere tuple
+# (3.7 -> 2.7 us to store one of 50,000; CPython 3.11).
+Plain = tuple[bytes, str, str]
+Retained = Message | Plain
+
+
+def plain_size(packet: bytes) -> int:
+    """As that of the Message."""
+    return len(packet) - (4 if len(packet) < 130 else 5)
+
+
+def retained_size(retained: Retained) -> int:
+    """The size of its Message."""
+    return retained.size if isinstance(retained, Message) else plain_size(retained[0])
+
+
+def as_message(retained: Retained) -> Message:
+    """*retained*, ready for whatever is done with messages."""
+    if isinstance(retained, Message):
+        return retained
+    packet, topic_name, client_id = retained
+    payload = packet[len(packet) - plain_size(packet) + len(topic_name) :]
+    return Message(topic_name, payload, 0, True, client_id=client_id)
+
+
+def retained_packets(messages: Sequence[Retained], version: Version) -> bytes:
     """The PUBLISH of each of *messages* with QoS 0 and RETAIN 1, which is sent once and kept by nobody.
 
     None may have an expiry. 880 -> 180 ns a message: `bare` and `frame` are the plain version (30,000 topics,
     64 bytes; CPython 3.11, 2 cores).
     """
-    parts: list[bytes] = []
     five = version is MQTT_5
+    if not five:
+        plain = [message[0] for message in messages if not isinstance(message, Message)]
+        if len(plain) == len(messages):
+            return b"".join(plain)
+    parts: list[bytes] = []
     for message in messages:
+        if not isinstance(message, Message):
+            packet, name, _ = message
+            start = 2 if len(packet) < 130 else 3
+            length, payload_at = len(packet) - start + 1, start + 2 + len(name)
+            if five:
+                head = b"\x31" + varint_bytes(length)
+                parts += (head, packet[start:payload_at], b"\0", packet[payload_at:])
+            else:
+                parts.append(packet)
+            continue
         topic, payload, block = message.topic_name.encode(), message.payload, b""
         if five:
             block = _properties(message, None, 0, ()) if message.properties else b"\0"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
-from broker.packet.message import Message
+from broker.packet.message import Message, Retained
 
 
 class RetainedStore(Protocol):
@@ -25,14 +25,14 @@ class RetainedStore(Protocol):
     def delete(self, topic_name: str) -> None:
         """Forget the message of *topic_name*, if there is one."""
 
-    def stretches(self, topic_filter: str, now: float) -> Iterator[list[Message]]:
+    def stretches(self, topic_filter: str, now: float) -> Iterator[list[Retained]]:
         """All messages that match and have not expired by *now*, by stretches of the search; some have none.
 
         A step costs little, whatever the filter. Between two steps a message may be replaced or deleted: see
         `is_current`. One that was put after the call is not given: it reaches a subscriber as a live one.
         """
 
-    def is_current(self, message: Message) -> bool:
+    def is_current(self, message: Retained) -> bool:
         """Whether *message*, which was found, is still the retained one of its topic."""
 
     def clean_expired(self, now: float) -> int:

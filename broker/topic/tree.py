@@ -120,6 +120,11 @@ class SubscriptionTree(Generic[S]):
                     self._remember(topic_name, route)
         return route
 
+    def is_heard(self, topic_name: str) -> bool:
+        """Whether any subscription matches *topic_name*, which must be valid. Remembers nothing."""
+        with self._lock:
+            return topic_name in self._held or bool(self._wildcards.find(topic_name))
+
     def _put(self, topic_filter: str, pair: tuple[S, Subscription]) -> bool:
         held = self._held.get(topic_filter)
         if isinstance(held, _Crowd):

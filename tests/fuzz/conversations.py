@@ -24,6 +24,7 @@ from broker import (
 from broker.packet import packets as mqtt
 from broker.packet.codec import encode
 from broker.packet.enums import Version
+from broker.packet.message import as_message
 from broker.topic.match import match
 from tests.fuzz.pieces import Draw, record, split_records
 from tests.fuzz.rogue import FILTERS, TOPICS, Rogue
@@ -298,7 +299,7 @@ class Scene:
             *chain.from_iterable(core.retained.stretches("#", self.clock.now)),
             *chain.from_iterable(core.retained.stretches("$SYS/#", self.clock.now)),
         ]:
-            core.retained.delete(message.topic_name)
+            core.retained.delete(as_message(message).topic_name)
         assert len(core.retained) == 0 and core.retained.size == 0
         assert core.budget.used == 0, f"{core.budget.used} bytes of the budget are lost"
 

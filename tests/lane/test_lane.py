@@ -113,7 +113,15 @@ def test_who_wants_to_see_every_message_closes_it(
         (publishes("t", "t", qos=1), b""),
         (publishes("t", qos=1) + b"\xc0\0" * 3 + publishes("t"), b""),
         (publishes("t", qos=2), publishes("t", qos=2)),
-        (publishes("t") + b"\x31\x05\0\1t\0r" + publishes("t"), b"\x31\x05\0\1t\0r" + publishes("t")),
+        (publishes("t") + b"\x31\x05\0\1t\0r" + publishes("t"), b""),
+        (b"\x31\x05\0\1t\0r" * 3 + b"\x31\x05\0\1t", b""),
+        (b"\x31\x04\0\1t\0" + publishes("t"), b"\x31\x04\0\1t\0" + publishes("t")),  # it is deleted
+        (b"\x31\x07\0\1t\2\1\0r", b"\x31\x07\0\1t\2\1\0r"),
+        (b"\x31\x06\0\2\xc3\xa9\0r", b"\x31\x06\0\2\xc3\xa9\0r"),
+        (b"\x31\x05\0\1+\0r", b"\x31\x05\0\1+\0r"),
+        (b"\x31\x06\0\2$t\0r", b"\x31\x06\0\2$t\0r"),
+        (b"\x31\x04\0\0\0r", b"\x31\x04\0\0\0r"),
+        (b"\x31\x02\0\5hello", b"\x31\x02\0\5hello"),
         (b"\x3a\x07\0\1t\0\1\0d", b"\x3a\x07\0\1t\0\1\0d"),
         (publishes("nobody", qos=1), publishes("nobody", qos=1)),  # 0x10: the readable lane says so
         (publishes("nobody"), b""),
