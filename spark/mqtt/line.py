@@ -1,4 +1,4 @@
-"""Line: one connection to a broker, MQTT 5.0 over a blocking socket, with the codec of `broker.packet`."""
+"""Line: one connection to a broker, MQTT over a blocking socket, with the codec of `broker.packet`."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ class Line:
     Every wait ends after `address.timeout` seconds. Raises Gone, and OSError for what the system says.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, version: Version = V5) -> None:
         self.address = address
+        self.version = version
         self._socket: Any = None
         self._reader = PacketReader(from_client=False)
         self._received: deque[Packet] = deque()
@@ -59,8 +60,13 @@ class Line:
         self.maximum_packet_size: int | None = None  # bytes; None: no limit
         self.session_present = False
 
-    def connect(self, client_id: str, *, clean_start: bool = True, **properties: Any) -> Connack:
-        """Open the connection and send CONNECT. Raises Gone, Refused, OSError."""
+    def connect(
+        self, client_id: str, *, clean_start: bool = True, keep_alive: int = 0, **properties: Any
+    ) -> Connack:
+        """Open the connection and send CONNECT; *keep_alive* in seconds, 3.1.1 has no *properties*.
+
+        Raises Gone, Refused, OSError.
+        """
         address = self.address
         try:
             plain = socket.create_connection((address.host, address.actual_port), address.timeout)
@@ -71,11 +77,15 @@ class Line:
         if (context := address.context()) is not None:
             self._socket = context.wrap_socket(plain, server_hostname=address.host)
         self._reader = PacketReader(from_client=False)
+        self._reader.version = self.version
+        self._received.clear()
+        self._ping_after = keep_alive / 2 or float("inf")
         self.send(
             Connect(
                 client_id,
-                V5,
+                self.version,
                 clean_start=clean_start,
+                keep_alive=keep_alive,
                 user_name=address.username,
                 password=address.secret(),
                 properties=properties,
@@ -84,7 +94,8 @@ class Line:
         connack = self.expect(Connack)
         if connack.reason_code:
             text = f"the broker at {address} refused the connection{because(connack)}"
-            hint = "; it has to speak MQTT 5.0" if connack.reason_code in UNSUPPORTED else ""
+            wanted = "5.0" if self.version is V5 else "3.1.1"
+            hint = f"; it has to speak MQTT {wanted}" if connack.reason_code in UNSUPPORTED else ""
             raise Refused(text + hint, connack.reason_code)
         self._note_limits(connack)
         return connack
@@ -100,7 +111,7 @@ class Line:
     # ---- packets
 
     def send(self, packet: Packet) -> None:
-        self.send_bytes(encode(packet, V5))
+        self.send_bytes(encode(packet, self.version))
 
     def send_bytes(self, data: bytes | bytearray) -> None:
         """Whole packets. Raises Gone."""
@@ -135,6 +146,11 @@ class Line:
             raise Gone(f"the broker at {self.address} sent {found} in place of {kind.__name__}")
         return packet
 
+    def keep_alive(self) -> None:
+        """Say that we are there, if that is due; for who reads nothing meanwhile."""
+        if time.monotonic() - self._last_sent >= self._ping_after:
+            self.send(Pingreq())
+
     @property
     def waiting(self) -> bool:
         """Whether a packet is here already."""
@@ -164,7 +180,7 @@ class Line:
                 raise Gone(f"the broker at {self.address} closed the connection")
             self._received += self._reader.feed(data)
             if self._reader.error is not None:
-                raise Gone(f"what the broker at {self.address} sent is no MQTT 5.0: {self._reader.error}")
+                raise Gone(f"what the broker at {self.address} sent is no MQTT: {self._reader.error}")
             return True
 
     def _tell_last_words(self) -> None:
@@ -189,7 +205,7 @@ class Line:
         """Say goodbye, if anybody listens."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
-                self._socket.sendall(encode(Disconnect(), V5))
+                self._socket.sendall(encode(Disconnect(), self.version))
             self.abort()
 
     def abort(self) -> None:
