@@ -97,6 +97,8 @@ class MessageLog(HookBase):
         self._known: dict[str, bool] = {}
         for topic_filter in (*path.topics, *path.topics_out):
             _check_filter(topic_filter)
+        self._most = path.max_payload
+        self._now: Callable[[], int] = _microseconds if wall is time.time else self._given_time
         self._wants = {origin: word in path.also for origin, word in WANTED.items()} | {"client": True}
         self._ack = path.fsync == "ack"
         self._begin()
@@ -107,6 +109,7 @@ class MessageLog(HookBase):
         self._lock: int | None = None
         self._connections = 0  # that there were in this epoch
         self._live: dict[str, Connection] = {}  # by ClientID
+        self._last: tuple[ClientInfo | None, Publisher] = (None, NOBODY)  # who published last
         self._groups: deque[Group] = deque()  # the last one may grow
         self._growing = False
         self._room: asyncio.Future[None] | None = None  # done when the queue has room again
@@ -201,21 +204,21 @@ class MessageLog(HookBase):
         topic_name = message.topic_name
         if not self._wants[origin] or not (self._everything or self._is_logged(topic_name)):
             return None
-        at = int(self._wall() * 1_000_000)
-        payload, cut, most = message.payload, None, self.settings.max_payload
-        if most and len(payload) > most:
-            payload, cut = payload[:most], len(payload)
-        publisher = NOBODY if client is None else self._connection(client)
-        flags = message.qos << 2 | message.retain << 1 | dup
-        properties = message.properties or None
+        at, recorder, qos = self._now(), self._messages, message.qos
+        payload, cut, properties = message.payload, None, message.properties or None
+        if self._most and len(payload) > self._most:
+            payload, cut = payload[: self._most], len(payload)
+        last, publisher = self._last
+        if client is not last:
+            publisher = NOBODY if client is None else self._connection(client)
+            self._last = client, publisher
+        flags = qos << 2 | message.retain << 1 | dup
+        weight = OVERHEAD + (len(payload) + len(topic_name) if properties is None else message.size)
         record: tuple[Any, ...] | None
-        record = (at, topic_name, flags, publisher, payload, cut, properties, None)
+        record = (at, topic_name, flags, publisher, payload, cut, properties, None, weight)
         if self._redact is not None and (record := self._redact(MessageRecord(*record))) is None:
             return None
-        size = len(payload) + len(topic_name) if properties is None else message.size
-        must = self._ack and message.qos > 0
-        recorder = self._messages
-        reading = None
+        must, reading = self._ack and qos > 0, None
         if recorder.full or (must and self.failure is not None):
             drop = self.settings.overflow == "drop"
             if must and (drop or self.failure is not None):
@@ -224,7 +227,7 @@ class MessageLog(HookBase):
                 recorder.drop()
                 return None
             reading = self._wait_for_room()
-        offset = recorder.put(record, size + OVERHEAD)
+        offset = recorder.put(record)
         message.mark = (offset, at)
         if must:
             hold = self._hold(offset + 1)
@@ -248,6 +251,7 @@ class MessageLog(HookBase):
 
     def _new_connection(self, client: ClientInfo) -> Connection:
         self._connections += 1
+        self._last = None, NOBODY
         made = client.attributes[SINCE] = Connection(client, self._connections, self._now())
         return made
 
@@ -327,14 +331,14 @@ class MessageLog(HookBase):
 
     # ---- events
 
-    def _now(self) -> int:
+    def _given_time(self) -> int:
         return int(self._wall() * 1_000_000)
 
     def _note(self, event: str, publisher: Publisher, fields: Fields) -> None:
         if self._events.full:
             self._events.drop()
         else:
-            self._events.put((self._now(), event, publisher, fields), OVERHEAD)
+            self._events.put((self._now(), event, publisher, fields, OVERHEAD))
 
     def _of(self, client_id: str) -> Publisher:
         return self._live.get(client_id) or Publisher(client_id)
@@ -356,6 +360,7 @@ class MessageLog(HookBase):
 
     def on_disconnect(self, client: ClientInfo, reason: int, text: str) -> None:  # type: ignore[override]
         connection = self._connection(client)
+        self._last = None, NOBODY
         if self._live.get(client.client_id) is connection:
             del self._live[client.client_id]
         by = client.ended_by
@@ -442,6 +447,10 @@ class MessageLog(HookBase):
                 f"{name}/sync failures": recorder.sync_failures,
             }
         return values
+
+
+def _microseconds() -> int:
+    return time.time_ns() // 1000
 
 
 def _check_filter(topic_filter: str) -> None:

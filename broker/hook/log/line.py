@@ -60,6 +60,7 @@ class MessageRecord(NamedTuple):
     size: int | None = None  # bytes of the payload before it was cut; None: it is whole
     properties: Mapping[str, Any] | None = None  # of PUBLISH, by the names of broker.packet.properties
     mountpoint: str | None = None
+    weight: int = 0  # bytes that it takes while it waits, about
 
 
 def format_message(offset: int, record: tuple[Any, ...]) -> bytes:
@@ -67,7 +68,7 @@ def format_message(offset: int, record: tuple[Any, ...]) -> bytes:
 
     benchmarks/message_log.py: 2.5 to 3 times as fast as `json.dumps` of a dictionary (CPython 3.11, 2 cores).
     """
-    at, topic_name, flags, publisher, payload, size, properties, mountpoint = record
+    at, topic_name, flags, publisher, payload, size, properties, mountpoint, _ = record
     rest = publisher.after
     if size is not None:
         rest = f',"ps":{size}{rest}'
@@ -94,11 +95,12 @@ class EventRecord(NamedTuple):
     event: str
     publisher: Publisher = NOBODY
     fields: tuple[tuple[str, str | int | None], ...] = ()
+    weight: int = 0  # bytes that it takes while it waits, about
 
 
 def format_event(offset: int, record: tuple[Any, ...]) -> bytes:
     """The line of *record*, an EventRecord."""
-    at, event, publisher, fields = record
+    at, event, publisher, fields, _ = record
     rest = "".join([_optional(key, value) for key, value in fields])
     return sealed(f'{{"o":{offset},"ts":{at},"ev":"{event}"{publisher.before}{publisher.after}{rest}')
 

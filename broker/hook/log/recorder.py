@@ -77,6 +77,7 @@ class Recorder:
         self.wanted = 0  # somebody waits until every record before this offset is on the disk
         self.crowded = False  # somebody waits for room; the thread takes it back
         self._put_bytes = 0
+        self._records_left = self._bytes_left = 0  # at least so much room is there
         # the thread's
         self.taken = 0
         self.written = 0  # records in a file
@@ -94,7 +95,6 @@ class Recorder:
         self._kept_bytes = 0
         # between them
         self._queue: deque[Record] = deque()
-        self._sizes: deque[int] = deque()
         self._sleeping = False
         self._lingering = False
         self._stopping = False
@@ -117,27 +117,27 @@ class Recorder:
 
     @property
     def full(self) -> bool:
+        """Whether there is no room for one more."""
+        if self._records_left > 0 and self._bytes_left > 0:
+            return False
         terms = self.terms
-        return (
-            self.next - self.taken >= terms.maximum_records
-            or self._put_bytes - self._taken_bytes >= terms.maximum_bytes
-        )
+        self._records_left = terms.maximum_records - (self.next - self.taken)
+        self._bytes_left = terms.maximum_bytes - self.waiting_bytes
+        return self._records_left <= 0 or self._bytes_left <= 0
 
-    def put(self, record: Record, size: int) -> int:
-        """Take *record*, about *size* bytes, whether there is room or not; gives its offset.
+    def put(self, record: Record) -> int:
+        """Take *record*, whose last field is its weight, whether there is room or not; gives its offset.
 
         After some were dropped a gap marker goes before it.
         """
         if self.lost:
             lost, self.lost = self.lost, 0
-            self._append((record[0], None, lost), 0)
-        return self._append(record, size)
-
-    def _append(self, record: Record, size: int) -> int:
-        offset = self.next
+            self.put((record[0], None, lost, 0))
+        offset, weight = self.next, record[-1]
+        self._put_bytes += weight
+        self._bytes_left -= weight
+        self._records_left -= 1
         self._queue.append(record)
-        self._put_bytes += size
-        self._sizes.append(size)  # last: it counts the whole ones
         self.next = offset + 1
         if self._sleeping:
             self._wake()
@@ -162,7 +162,7 @@ class Recorder:
         """Write what is left, and end; *at* is the time of a last gap marker. See `join`."""
         if self.lost:
             lost, self.lost = self.lost, 0
-            self._append((at, None, lost), 0)
+            self.put((at, None, lost, 0))
         self._stopping = True
         self._woken.set()
 
@@ -175,7 +175,7 @@ class Recorder:
 
     def _run(self) -> None:
         try:
-            while self._sizes or not self._stopping:
+            while self._queue or not self._stopping:
                 self._turn()
             self._end()
         except _Stopped:
@@ -191,7 +191,7 @@ class Recorder:
         return f"message log {self.terms.root}, {self.terms.kind}"
 
     def _turn(self) -> None:
-        if self._sizes:
+        if self._queue:
             self._take()
             self._write()
         else:
@@ -203,10 +203,10 @@ class Recorder:
         timeout = self._until_deadline()
         self._woken.clear()
         self._sleeping = True
-        if not self._sizes and not self._stopping and self.wanted <= self.synced:
+        if not self._queue and not self._stopping and self.wanted <= self.synced:
             self._woken.wait(timeout)
         self._sleeping = False
-        if not self._sizes:
+        if not self._queue:
             return
         self._woken.clear()
         self._lingering = True
@@ -216,12 +216,12 @@ class Recorder:
 
     def _take(self) -> None:
         """Format up to a batch: groups of one hour each."""
-        terms, queue, sizes, offset = self.terms, self._queue, self._sizes, self.taken
+        terms, queue, offset = self.terms, self._queue, self.taken
         lines: list[bytes] = []
         left, size, low, first_at = BATCH, 0, 0, 0
-        while left and sizes and size < BATCH_BYTES:
+        while left and queue and size < BATCH_BYTES:
             record = queue.popleft()
-            size += sizes.popleft()
+            size += record[-1]
             at = record[0]
             if not low <= at < low + HOUR or not lines:
                 self._group(lines, first_at)

@@ -25,7 +25,7 @@ from broker.hook.log.line import (
 from broker.hook.log.names import HOUR, OpenSegment, closed_segments
 from broker.hook.log.segment import Disk, Segment, open_lines
 
-Gap = tuple[int, None, int]  # when, None, how many were lost
+Gap = tuple[int, None, int, int]  # when, None, how many were lost, 0
 Record = MessageRecord | EventRecord | Gap
 
 FORMATS = {"messages": format_message, "events": format_event}

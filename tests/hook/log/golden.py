@@ -39,7 +39,7 @@ MESSAGES: list[MessageRecord | Gap] = [
         AT + 1_000_001, 'odd/"quoted"\\/\n/\u2028/\U0001f600/\u00fc/\x7f', 0, OLD, bytes(range(256))
     ),
     MessageRecord(AT + 1_500_000, "cut", 4, SENSOR, b"first 13 byte", 5000),
-    (AT + 2_000_000, None, 40),
+    (AT + 2_000_000, None, 40, 0),
     MessageRecord(AT + 2_000_001, "after/the/gap", 4, SENSOR, b"1", mountpoint="tenant-7"),
     MessageRecord(AT + 2_000_002, "t" * 65535, 0, SENSOR, b"long topic"),
     MessageRecord(AT + 2_000_003, "of/the/program", 0, Publisher(), b"x"),
@@ -64,7 +64,7 @@ EVENTS: list[EventRecord | Gap] = [
     _event(7, "delivered", OLD, mo=1, q=1, lat=250),
     _event(8, "acked", OLD, mo=1, q=1, lat=1900),
     _event(9, "dropped", OLD, mo=2, q=2, lat=12, why="queue_full"),
-    (AT + 10, None, 5),
+    (AT + 10, None, 5, 0),
     _event(11, "session", SENSOR, st="taken_over", pend=0),
     _event(12, "log", LOG, st="degraded", why="No space left on device"),
     _event(13, "log", LOG, st="resumed"),

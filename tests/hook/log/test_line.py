@@ -137,7 +137,7 @@ def test_keys_have_one_order_and_no_spaces_stand_between(offset: int, record: Me
 
 
 def test_what_a_message_with_nothing_looks_like() -> None:
-    line = format_message(7, (AT, "a/b", 0, Publisher("c", 1, 4), b"", None, None, None))
+    line = format_message(7, (AT, "a/b", 0, Publisher("c", 1, 4), b"", None, None, None, 0))
     assert line == (
         b'{"o":7,"ts":1700000000000000,"t":"a/b","q":0,"r":0,"d":0,"c":"c","cn":1,"v":4,"p":"","k":"%08x"}\n'
         % zlib.crc32(line[:-17])
@@ -163,7 +163,8 @@ def test_a_gap_marker() -> None:
 def lines(first: int, count: int) -> list[bytes]:
     who = Publisher("c", 1, 5)
     return [
-        format_message(n, (AT, "t", 0, who, b"x" * n, None, None, None)) for n in range(first, first + count)
+        format_message(n, (AT, "t", 0, who, b"x" * n, None, None, None, 0))
+        for n in range(first, first + count)
     ]
 
 

@@ -25,8 +25,8 @@ WHO = Publisher("c", 1, 5)
 EPOCH = 1_700_000_000
 
 
-def record(n: int, at: int = AT) -> MessageRecord:
-    return MessageRecord(at, f"t/{n}", 4, WHO, b"%d" % n)
+def record(n: int, at: int = AT, weight: int = 10) -> MessageRecord:
+    return MessageRecord(at, f"t/{n}", 4, WHO, b"%d" % n, weight=weight)
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def recording(root: Path, **terms: Any) -> Iterator[Recorder]:
 def test_every_record_once_and_in_order(tmp_path: Path, fsync: str, gz: bool) -> None:
     with recording(tmp_path, fsync=fsync, gz=gz, segment_bytes=20_000) as made:
         for n in range(5000):
-            assert made.put(record(n), 10) == n
+            assert made.put(record(n)) == n
     assert offsets(tmp_path) == list(range(5000))
     assert [line["t"] for line in read_log(tmp_path, "messages")] == [f"t/{n}" for n in range(5000)]
     assert list(open_folder(tmp_path, "messages").iterdir()) == []
@@ -68,16 +68,16 @@ def test_every_record_once_and_in_order(tmp_path: Path, fsync: str, gz: bool) ->
 
 def test_a_segment_is_closed_when_it_is_old(tmp_path: Path) -> None:
     with recording(tmp_path, segment_seconds=0.01) as made:
-        made.put(record(0), 10)
+        made.put(record(0))
         until(lambda: made.segments == 1)
-        made.put(record(1), 10)
+        made.put(record(1))
         until(lambda: made.segments == 2)
     assert offsets(tmp_path) == [0, 1]
 
 
 def test_what_is_written_can_be_read_before_the_segment_is_closed(tmp_path: Path) -> None:
     with recording(tmp_path) as made:
-        made.put(record(0), 10)
+        made.put(record(0))
         until(lambda: made.written == 1)
         (path,) = open_folder(tmp_path, "messages").iterdir()
         assert json.loads(path.read_bytes())["o"] == 0
@@ -88,7 +88,7 @@ def test_log_clock_steps(tmp_path: Path) -> None:
     times = [AT, AT + HOUR, AT, AT - 1, AT - 50 * HOUR, AT + 90 * HOUR, 0, AT]
     with recording(tmp_path) as made:
         for n, at in enumerate(times):
-            made.put(record(n, at), 10)
+            made.put(record(n, at))
     found = sorted(read_log(tmp_path, "messages"), key=lambda line: line["o"])
     assert [line["ts"] for line in found] == times
     assert offsets(tmp_path) == list(range(len(times)))
@@ -102,19 +102,19 @@ def test_log_overflow_marks_gap(tmp_path: Path) -> None:
     disk.held.clear()
     with recording(tmp_path, disk=disk, maximum_records=10) as made:
         taken, lost = 1, 0
-        made.put(record(0), 10)
+        made.put(record(0))
         until(lambda: made.taken == 1)
         for n in range(100):
             if made.full:
                 made.drop()
                 lost += 1
             else:
-                made.put(record(n), 10)
+                made.put(record(n))
                 taken += 1
         assert lost > 0 and made.dropped == lost
         disk.held.set()
         until(lambda: not made.full)
-        made.put(record(1000), 10)
+        made.put(record(1000))
     found = read_log(tmp_path, "messages")
     assert [line["o"] for line in found] == list(range(taken + 2))
     assert [line["gap"] for line in found if "gap" in line] == [lost]
@@ -124,7 +124,7 @@ def test_log_overflow_marks_gap(tmp_path: Path) -> None:
 
 def test_a_gap_at_the_end_is_marked_when_it_stops(tmp_path: Path) -> None:
     with recording(tmp_path) as made:
-        made.put(record(0), 10)
+        made.put(record(0))
         made.drop()
         made.drop()
     assert [line.get("gap") for line in read_log(tmp_path, "messages")] == [None, 2]
@@ -134,11 +134,11 @@ def test_the_queue_is_bounded_by_bytes_as_well(tmp_path: Path) -> None:
     disk = trouble()
     disk.held.clear()
     with recording(tmp_path, disk=disk, maximum_bytes=1000) as made:
-        made.put(record(0), 10)
+        made.put(record(0))
         until(lambda: made.taken == 1)
-        made.put(record(1), 999)
+        made.put(record(1, weight=999))
         assert not made.full
-        made.put(record(2), 1)
+        made.put(record(2, weight=1))
         assert made.full
         disk.held.set()
         until(lambda: not made.full)
@@ -149,7 +149,7 @@ def test_whoever_waits_for_room_is_told(tmp_path: Path) -> None:
     disk.held.clear()
     with recording(tmp_path, disk=disk, maximum_records=10, room=lambda: told.append(made.waiting)) as made:
         for n in range(20):
-            made.put(record(n), 10)
+            made.put(record(n))
         made.crowded = True
         disk.held.set()
         until(lambda: told)
@@ -163,7 +163,7 @@ def test_log_disk_full(tmp_path: Path, fsync: str, caplog: pytest.LogCaptureFixt
     disk.room = 5000
     with recording(tmp_path, disk=disk, fsync=fsync, state=states.append) as made:
         for n in range(1000):
-            made.put(record(n), 10)
+            made.put(record(n))
         until(lambda: disk.failures > 5, "it is tried again")
         assert made.failure is not None and made.failure.errno == errno.ENOSPC
         (path,) = open_folder(tmp_path, "messages").iterdir()
@@ -197,7 +197,7 @@ def test_log_fsync_error(tmp_path: Path, fsync: str, gz: bool, fails: int) -> No
 
     with recording(tmp_path, disk=Failing, fsync=fsync, gz=gz, segment_bytes=8000) as made:
         for n in range(600):
-            made.put(record(n), 10)
+            made.put(record(n))
             if n == 299:
                 made.want(300)
                 until(lambda: made.written == 300)
@@ -215,7 +215,7 @@ def test_a_rename_that_fails_is_tried_again(tmp_path: Path) -> None:
     disk = trouble()
     disk.rename_error = errno.EIO
     with recording(tmp_path, disk=disk, segment_bytes=1, gz=True) as made:
-        made.put(record(0), 10)
+        made.put(record(0))
         until(lambda: disk.failures > 3)
         disk.rename_error = 0
         until(lambda: made.segments == 1)
@@ -229,7 +229,7 @@ def test_a_stop_with_a_disk_that_takes_nothing_says_what_is_lost(
     disk.write_error = errno.EIO
     with recording(tmp_path, disk=disk) as made:
         for n in range(3):
-            made.put(record(n), 10)
+            made.put(record(n))
         until(lambda: disk.failures > 1)
     assert "3 records are lost" in caplog.text
 
@@ -245,7 +245,7 @@ def test_synced_is_never_said_too_early(tmp_path: Path, seed: int) -> None:
 
     with recording(tmp_path, disk=disk, fsync="ack", synced=claim, segment_bytes=3000) as made:
         for n in range(500):
-            made.want(made.put(record(n), 10) + 1)
+            made.want(made.put(record(n)) + 1)
     lines = [len(line) for path, _ in closed_segments(tmp_path, "messages") for line in path.open("rb")]
     for offset, safe in claims:
         assert safe >= sum(lines[:offset])

@@ -196,7 +196,7 @@ def test_power_loss_takes_nothing_that_was_synced(tmp_path: Path, seed: int) -> 
     made = Recorder(terms)
     made.start()
     for n in range(rng.randrange(200, 2000)):
-        offset = made.put(record(n), 10)
+        offset = made.put(record(n))
         if terms.fsync == "ack" and rng.random() < 0.05:
             made.want(offset + 1)
             until(lambda wanted=offset: made.synced > wanted)
