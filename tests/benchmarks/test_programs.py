@@ -12,7 +12,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PARTS = {"peers", "scenarios", "tables"}  # of run.py and growth.py; hooked.py is run by it
 OVER_SOCKETS = {"run", "growth", "hooked"}
-FEW = {"tree": ["1", "100"]}  # arguments for a short run, where one round is not short enough
+FEW = {"tree": ["1", "100"], "message_log": ["1", "3000"]}  # arguments for a short run, where one round is not short enough
 MOSQUITTO = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin")
 SPEAKS_PLAIN = """
 import socket, subprocess, sys, threading
@@ -54,6 +54,13 @@ def test_each_program_in_one_process_prints_a_whole_table(name: str) -> None:
     for row in body:
         assert len(row) == len(head)
         assert all(float(cell.replace(",", "")) >= 0 for cell in row[1:]), row
+
+
+def test_the_broker_with_a_log_delivers_all_that_is_published() -> None:
+    load = "throughput --topics 2 --size 81 --qos 1"
+    head, _, *body = rows(run("message_log", "1", "--broker", "--secs", "0.3", "--load", load))
+    assert head[0] == "what" and len(body) == 6
+    assert all(float(row[1]) > 0 and float(row[2]) > 0 for row in body)
 
 
 def test_the_main_scenarios_deliver_all_that_is_published() -> None:

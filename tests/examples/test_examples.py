@@ -27,6 +27,7 @@ RUN_HERE = {
     "auth_and_acl": "test_auth_and_acl",
     "durable": "test_durable",
     "embed": "test_embed",
+    "message_log": "test_message_log",
     "minimal": "test_minimal",
     "test_with_pytest": "test_in_your_pytest",
     "tls_and_websocket": "test_tls_and_websocket",
@@ -86,6 +87,17 @@ def test_minimal() -> None:
 def _answers(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_message_log() -> None:
+    output = subprocess.run(
+        [sys.executable, EXAMPLES / "message_log.py"], capture_output=True, text=True, timeout=20
+    )
+    assert output.returncode == 0, output.stderr
+    lines = output.stdout.splitlines()
+    assert lines[0].endswith(", 1)")
+    assert lines[1:3] == ["0 home/kitchen/temperature 21.5", "1 home/kitchen/temperature 21.6"]
+    assert lines[3] == "0 log opened"
 
 
 def test_embed() -> None:
