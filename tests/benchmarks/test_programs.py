@@ -12,7 +12,8 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PARTS = {"peers", "scenarios", "tables"}  # of run.py and growth.py; hooked.py is run by it
 OVER_SOCKETS = {"run", "growth", "hooked"}
-FEW = {"tree": ["1", "100"], "message_log": ["1", "3000"]}  # arguments for a short run, where one round is not short enough
+# Arguments for a short run, where one round is not short enough.
+FEW = {"tree": ["1", "100"], "message_log": ["1", "3000"]}
 MOSQUITTO = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin")
 SPEAKS_PLAIN = """
 import socket, subprocess, sys, threading
