@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain, islice
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 from broker.errors import ProtocolError
 from broker.packet.enums import PacketType, Version
@@ -106,6 +106,8 @@ class Delivery:
 NO_DELIVERIES: deque[Any] = deque(maxlen=0)
 NO_HELD: dict[int, Message] = {}
 NO_ENTRIES: dict[int, Delivery] = {}
+MOST_SPARE = 64
+BLANKS = 64  # windows for which there is a BlankInflight; clients may ask for any
 
 
 class SentRun:
@@ -161,14 +163,16 @@ class Inflight:
 
     __slots__ = ("_last", "_started", "_unused_to", "entries", "held", "resend", "runs", "used", "window")
 
-    def __init__(self) -> None:
+    blank: ClassVar[bool] = False
+
+    def __init__(self, window: int = 0) -> None:
         self.runs: deque[SentRun] | None = None
         self._started = 0  # messages that were ever sent
         self._unused_to = 0  # no identifier between _last and this one is in use
         self.entries = NO_ENTRIES
         self.held = NO_HELD
         self.resend = NO_DELIVERIES  # of an earlier connection, not sent on this one yet
-        self.window = 0
+        self.window = window
         self.used = 0
         self._last = 0
 
@@ -178,18 +182,20 @@ class Inflight:
         self._last = delivery.packet_id
         delivery.number = self._started = self._started + 1
 
-    def open(self, window: int) -> None:
+    def open(self, window: int) -> Inflight:
         """A new connection: its quota starts afresh, and all that is unfinished is to be sent again."""
         self.window = window
         self.used = 0
         for delivery in self.entries.values():
             delivery.counted = False
         self.resend = deque(self.entries.values()) if self.entries else NO_DELIVERIES
+        return self
 
-    def close(self) -> None:
+    def close(self) -> Inflight:
         """The connection is gone."""
         self.window = 0
         self.resend = NO_DELIVERIES
+        return self
 
     @property
     def room(self) -> bool:
@@ -220,6 +226,13 @@ class Inflight:
         if self.held is NO_HELD:
             self.held = {}
         self.held[packet_id] = message
+
+    def let_go(self, packet_id: int) -> Message | None:
+        """The message that *packet_id* held until now."""
+        message = self.held.pop(packet_id, None)
+        if not self.held:
+            self.held = NO_HELD
+        return message
 
     # ---- runs of the fast lane
 
@@ -269,7 +282,7 @@ class Inflight:
     def add_run(self, run: SentRun) -> None:
         """*run* was sent now, with identifiers from `next_unused`."""
         if self.runs is None:
-            self.runs = deque()
+            self.runs = SPARE.pop() if SPARE else deque()
         self.runs.append(run)
         run.number = self._started + 1
         self._started += run.count
@@ -283,6 +296,7 @@ class Inflight:
         self.used -= count
         if count == run.count:
             self.runs.popleft()
+            self._spare_runs()
             return run.cost
         given = run.cost * count // run.count
         run.first += count
@@ -301,8 +315,17 @@ class Inflight:
             cost += run.cost
             thawed += run.deliveries()
         ordered = sorted(chain(self.entries.values(), thawed), key=attrgetter("number"))
+        self._spare_runs()
         self.entries = {delivery.packet_id: delivery for delivery in ordered}
         return thawed, cost
+
+    def _spare_runs(self) -> None:
+        """An empty deque takes 760 bytes: it is for whoever needs one next."""
+        runs = self.runs
+        if runs is not None and not runs:
+            self.runs = None
+            if len(SPARE) < MOST_SPARE:
+                SPARE.append(runs)
 
     def _in_run(self, packet_id: int) -> bool:
         return any(run.first <= packet_id < run.first + run.count for run in self.runs or ())
@@ -340,7 +363,53 @@ class Inflight:
     def finish(self, delivery: Delivery) -> None:
         """Free the identifier and the slot of *delivery*."""
         del self.entries[delivery.packet_id]
+        if not self.entries:
+            self.entries = NO_ENTRIES
         delivery.state = State.DONE
         if delivery.counted:
             delivery.counted = False
             self.used -= 1
+
+
+SPARE: list[deque[SentRun]] = []  # empty ones
+
+
+class BlankInflight(Inflight):
+    """All of those that nothing was ever put into and that have the same window: most, at 112 bytes each.
+
+    Nobody changes one: who wants to, asks `Queue.table`.
+    """
+
+    __slots__ = ()
+    blank: ClassVar[bool] = True
+
+    def open(self, window: int) -> Inflight:
+        return blank(window)
+
+    def close(self) -> Inflight:
+        return blank(0)
+
+    def count(self, delivery: Delivery) -> None:
+        raise AssertionError("this is everybody's")
+
+    def _enter(self, delivery: Delivery) -> None:
+        raise AssertionError("this is everybody's")
+
+    def hold(self, packet_id: int, message: Message) -> None:
+        raise AssertionError("this is everybody's")
+
+    def add_run(self, run: SentRun) -> None:
+        raise AssertionError("this is everybody's")
+
+
+_BLANK: dict[int, BlankInflight] = {}
+
+
+def blank(window: int) -> Inflight:
+    """A table with nothing in it."""
+    found = _BLANK.get(window)
+    if found is None:
+        if len(_BLANK) >= BLANKS:
+            return Inflight(window)
+        found = _BLANK[window] = BlankInflight(window)
+    return found

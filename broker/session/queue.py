@@ -17,6 +17,7 @@ from broker.session.inflight import (
     Inflight,
     SentRun,
     State,
+    blank,
     read_packets,
 )
 from broker.session.terms import Terms
@@ -130,13 +131,19 @@ class Queue:
     def __init__(self, client_id: str, terms: Terms) -> None:
         self.client_id = client_id
         self.terms = terms
-        self.inflight = Inflight()
+        self.inflight = blank(0)
         self.queue: deque[Delivery | QueuedRun] = NO_DELIVERIES
         self.more = 0  # messages in runs, beyond one each
         self.queued_qos_0 = 0  # while any waits, later QoS 0 waits behind it [B12]
         self.bytes = 0
         self.queue_expires_at = NEVER  # the earliest deadline in the queue, or earlier
         self.disconnect_slow = False  # the queue is full and the setting says to disconnect
+
+    def table(self) -> Inflight:
+        """Its `inflight`, to put something in there."""
+        if self.inflight.blank:
+            self.inflight = Inflight(self.inflight.window)
+        return self.inflight
 
     @property
     def waiting(self) -> int:
@@ -193,7 +200,7 @@ class Queue:
 
     def take_run(self, version: Version) -> SentRun | None:
         """Start what the queue, which is not empty, begins with as a run, if that is worth it; needs room."""
-        inflight, first = self.inflight, self.queue[0]
+        inflight, first = self.table(), self.queue[0]
         if not isinstance(first, QueuedRun):
             return inflight.take_run(self.queue, version, self.terms.overhead)
         most = min(inflight.window - inflight.used, inflight.count_unused())

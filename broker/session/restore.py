@@ -180,7 +180,7 @@ class Restore:
             raise ValueError(f"a second message with identifier {packet_id}, or none")
         record.restored_held(number, packet_id)
         held = self._take(message)
-        session.inflight.hold(packet_id, held)
+        session.table().hold(packet_id, held)
         _charge(session, held)
 
     def _retain(self, number: int, values: tuple[Any, ...]) -> None:
@@ -200,7 +200,7 @@ def _charge(session: Session, message: Message) -> None:
 def _put_back(session: Session, delivery: Delivery) -> None:
     """Into the queue or in flight, in the order of the rows."""
     if delivery.state is not State.QUEUED:
-        session.inflight.restore(delivery)
+        session.table().restore(delivery)
         return
     session.enqueue(delivery)
     session.queued_qos_0 += delivery.qos == 0

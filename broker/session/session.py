@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from broker.packet.enums import PacketType, Version
 from broker.packet.message import Message
 from broker.packet.packets import Pubrel
-from broker.session.inflight import Delivery, Inflight, SentRun, State
+from broker.session.inflight import Delivery, SentRun, State, blank
 from broker.session.queue import Queue
 from broker.session.terms import Link, Recorder, Terms
 from broker.session.will import NEVER, PendingWill
@@ -27,13 +29,25 @@ class Session(Queue):
     """
 
     __slots__ = (
-        "ends_at", "epoch", "expiry_interval", "fixed_bytes", "info", "keeps_retain", "link", "recorder",
-        "state", "subscriptions", "user_name", "version", "will", "will_due",
+        "_subscribed",
+        "ends_at",
+        "epoch",
+        "expiry_interval",
+        "fixed_bytes",
+        "info",
+        "keeps_retain",
+        "link",
+        "recorder",
+        "state",
+        "user_name",
+        "version",
+        "will",
+        "will_due",
     )  # fmt: skip
 
     def __init__(self, client_id: str, terms: Terms) -> None:
         super().__init__(client_id, terms)
-        self.subscriptions: dict[str, Subscription] = {}  # by full Topic Filter
+        self._subscribed: Subscription | dict[str, Subscription] | None = None  # most have one or none
         self.fixed_bytes = 0
         self.expiry_interval = 0  # seconds
         self.ends_at = NEVER
@@ -66,7 +80,7 @@ class Session(Queue):
         self.ends_at = self.will_due = NEVER
         self.terms.turnover += 1
         self.thaw()
-        self.inflight.open(window)
+        self.inflight = self.inflight.open(window)
         self.note()
         return self.epoch
 
@@ -81,7 +95,7 @@ class Session(Queue):
             return False
         self.link = None
         self.terms.turnover += 1
-        self.inflight.close()
+        self.inflight = self.inflight.close()
         return True
 
     # ---- delivery
@@ -143,7 +157,7 @@ class Session(Queue):
         if delivery.qos == 0:  # queued while offline
             link.publish(message, 0, retain, delivery.identifiers, after=self._release(delivery))
             return
-        self.inflight.start(delivery)
+        self.table().start(delivery)
         after = self._stepped(delivery)
         sent = link.publish(
             message, delivery.qos, retain, delivery.identifiers, delivery.packet_id, after=after
@@ -232,7 +246,7 @@ class Session(Queue):
         """*run* is on its way, in its place behind all that was sent."""
         self.bytes += run.cost
         self.terms.budget.take_anyway(run.cost)
-        self.inflight.add_run(run)
+        self.table().add_run(run)
 
     def acknowledge_run(self, count: int) -> None:
         """PUBACK for the first *count* messages of the oldest run; then somebody must `pump`."""
@@ -253,14 +267,14 @@ class Session(Queue):
         if too_much or not self.terms.budget.take(cost):
             return False
         self.bytes += cost
-        self.inflight.hold(packet_id, message)
+        self.table().hold(packet_id, message)
         if self.state is not None:
             self.state.held(packet_id, message)
         return True
 
     def let_go(self, packet_id: int) -> Message | None:
         """The message that *packet_id* held, which is held no longer."""
-        message = self.inflight.held.pop(packet_id, None)
+        message = self.inflight.let_go(packet_id)
         if message is not None:
             self._give(message.size + self.terms.overhead)
             if self.state is not None:
@@ -274,19 +288,35 @@ class Session(Queue):
         self.fixed_bytes += cost
         self.terms.budget.take_anyway(cost)
 
+    @property
+    def subscriptions(self) -> Mapping[str, Subscription]:
+        """By full Topic Filter, as they are now: to be looked at only."""
+        held = self._subscribed
+        if isinstance(held, dict):
+            return held
+        return {} if held is None else {held.topic_filter: held}
+
     def subscribe(self, subscription: Subscription) -> None:
-        """Add or replace a subscription."""
-        topic_filter = subscription.topic_filter
-        if topic_filter not in self.subscriptions:
+        """Add or replace a subscription. The first takes no dictionary, which has 184 bytes."""
+        topic_filter, held = subscription.topic_filter, self.subscriptions
+        if topic_filter not in held:
             self.charge(footprint(topic_filter, self.terms.overhead))
-        self.subscriptions[topic_filter] = subscription
+        if isinstance(self._subscribed, dict):
+            self._subscribed[topic_filter] = subscription
+        else:
+            several = {**held, topic_filter: subscription}
+            self._subscribed = subscription if len(several) == 1 else several
         if self.state is not None:
             self.state.subscribed(subscription)
 
     def unsubscribe(self, topic_filter: str) -> bool:
         """Remove a subscription; False if there is none."""
-        if self.subscriptions.pop(topic_filter, None) is None:
+        if topic_filter not in self.subscriptions:
             return False
+        if isinstance(self._subscribed, dict):
+            del self._subscribed[topic_filter]
+        else:
+            self._subscribed = None
         self.charge(-footprint(topic_filter, self.terms.overhead))
         if self.state is not None:
             self.state.unsubscribed(topic_filter)
@@ -347,9 +377,9 @@ class Session(Queue):
             self._release(delivery)
         for packet_id in tuple(self.inflight.held):
             self.let_go(packet_id)
-        self.inflight = Inflight()
+        self.inflight = blank(0)
         self.forget_state()
-        self.subscriptions.clear()
+        self._subscribed = None
         will = self.will.message.size if self.will is not None else 0
         self.charge(will - self.fixed_bytes)
 

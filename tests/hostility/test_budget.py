@@ -105,7 +105,7 @@ def names(s: Scene) -> Iterator[None]:
 
 def idle(s: Scene) -> Iterator[None]:
     """Clients that sent 60 KB once, and are silent from then on."""
-    for number in range(12_000):
+    for number in range(16_000):
         line = s.line()
         line.push(wire.connect(f"idle-{number}"), wire.publish("i", b"x" * 6000) * 10)
         if number % 100 == 99:

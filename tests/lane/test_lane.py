@@ -323,7 +323,7 @@ async def test_what_waits_goes_first() -> None:
         assert session is not None
         await broker.publish("t", b"queued", qos=1)
         assert len(session.queue) == 1
-        session.inflight.window = 10
+        session.table().window = 10
         assert take(broker, "p", data) == b"" and session.waiting == 3, "not before what is queued"
         session.queued_qos_0 = 1
         assert take(broker, "p", publishes("t")) == publishes("t"), "nor QoS 0 before QoS 0 that is"
@@ -633,7 +633,7 @@ async def test_many_members_get_their_own_numbers_little_by_little() -> None:
     async with memory_broker(by_hand()) as broker:
         for number in range(40):
             await joined(broker, f"s{number}", "t", qos=1)
-            broker._core.sessions.get(f"s{number}").inflight._last = 100 * number  # type: ignore[union-attr]
+            broker._core.sessions.get(f"s{number}").table()._last = 100 * number  # type: ignore[union-attr]
         await joined(broker, "p")
         data = publishes(*["t"] * 7000, qos=1)
         sent = broker.stats.publish_sent

@@ -12,6 +12,7 @@ from broker.session import manager as module
 from broker.session.manager import ALPHABET, Deadlines, SessionManager
 from broker.session.session import Session
 from broker.session.will import NEVER, PendingWill
+from broker.topic.subscription import Subscription
 from tests.session.make import Bench, message
 
 
@@ -87,7 +88,7 @@ def test_clean_expired_gives_those_that_are_due_once_and_full() -> None:
     manager = manager_with(*"abc")
     for client_id, when in (("a", 30), ("b", 10), ("c", 20)):
         session = end_at(manager, client_id, when)
-        session.subscriptions["t"] = object()  # type: ignore[assignment]
+        session.subscribe(Subscription("t"))
     assert manager.clean_expired(9.999) == []
     due = manager.clean_expired(20)
     assert names(due) == ["b", "c"], "in the order of their deadlines; the exact time counts"

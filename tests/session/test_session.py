@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from broker.packet.enums import PacketType
 from broker.packet.message import Message
 from broker.packet.packets import Pubrel
-from broker.session.inflight import State
+from broker.session.inflight import NO_ENTRIES, NO_HELD, Delivery, SentRun, State
 from broker.session.session import FOR_EVER, Session
 from broker.session.will import NEVER, remaining
 from broker.store.budget import SMALL
@@ -644,3 +644,73 @@ def test_a_message_that_is_shared_is_not_changed() -> None:
     for subscribed in (0, 1, 2):
         bench.session.deliver(one, Subscription("t", subscribed, retain_as_published=subscribed == 1))
     assert one == before
+
+
+# ---- what most sessions do without
+
+
+def test_those_that_never_sent_share_one_table_and_the_first_message_gives_it_its_own() -> None:
+    one, two = Bench(), Bench()
+    one.attach(window=7)
+    two.attach(window=7)
+    assert one.session.inflight is two.session.inflight and one.session.inflight.window == 7
+    one.deliver(b"x")
+    assert one.session.inflight is not two.session.inflight
+    assert (one.session.inflight.used, one.session.inflight.window) == (1, 7)
+    shared = two.session.inflight
+    assert (shared.used, shared.window, shared.entries, shared.held, shared.runs) == (0, 7, {}, {}, None)
+    for change in (
+        lambda: shared.start(Delivery(message(b"x"), 1, False)),
+        lambda: shared.hold(1, message(b"x")),
+        lambda: shared.add_run(SentRun(1, 1, b"", 0, "p", False, 0.0)),
+    ):
+        with pytest.raises(AssertionError):
+            change()
+    two.session.detach(two.session.epoch)
+    assert not two.session.inflight.room and shared.window == 7
+
+
+def test_a_table_that_is_empty_again_holds_nothing() -> None:
+    bench = Bench()
+    bench.attach()
+    bench.deliver(b"x")
+    bench.session.acknowledge(1, PUBACK, 0)
+    bench.session.hold(9, message(b"held", 2))
+    bench.session.let_go(9)
+    bench.session.send_run(SentRun(2, 1, b"", 0, "p", False, 0.0))
+    bench.session.acknowledge_run(1)
+    inflight = bench.session.inflight
+    assert inflight.entries is NO_ENTRIES and inflight.held is NO_HELD and inflight.runs is None
+
+
+def test_subscriptions_one_and_several() -> None:
+    bench = Bench()
+    a, b, again = Subscription("a"), Subscription("b"), Subscription("a", 2)
+    seen = []
+    for change in (
+        lambda: bench.session.subscribe(a),
+        lambda: bench.session.subscribe(again),
+        lambda: bench.session.subscribe(b),
+        lambda: bench.session.subscribe(a),
+        lambda: bench.session.unsubscribe("a"),
+        lambda: bench.session.unsubscribe("a"),
+        lambda: bench.session.unsubscribe("b"),
+        lambda: bench.session.subscribe(b),
+        lambda: bench.session.unsubscribe("c"),
+        lambda: bench.session.unsubscribe("b"),
+    ):
+        gone = change()
+        seen.append((gone, dict(bench.session.subscriptions)))
+    assert seen == [
+        (None, {"a": a}),
+        (None, {"a": again}),
+        (None, {"a": again, "b": b}),
+        (None, {"a": a, "b": b}),
+        (True, {"b": b}),
+        (False, {"b": b}),
+        (True, {}),
+        (None, {"b": b}),
+        (False, {"b": b}),
+        (True, {}),
+    ]
+    assert bench.session.fixed_bytes == 0
