@@ -3,7 +3,7 @@
 What the readable lane (client.py, handle/, router.py) does for each packet, this does for as many as stand
 in one read: PUBLISH of QoS 0 and 1 without RETAIN and DUP, and with properties that only travel, for
 connected sessions that have room; what is to be retained, of QoS 0 and without properties; the PUBACKs of
-what it sent; PINGREQ. All else is handed back untouched,
+what it sent; PINGREQ; the packets of QoS 2, one by one (exactly.py). All else is handed back untouched,
 and so is everything while a hook wants to see messages, memory is short, or a store must be told. Without
 this folder the broker does the same, slower: tests/lane compares them.
 """
@@ -17,6 +17,7 @@ from broker.client import Client, Phase
 from broker.core import Core
 from broker.lane.audience import Audience, Audience1, Member
 from broker.lane.blocks import Blocks
+from broker.lane.exactly import PUBCOMP, PUBLISH_2, PUBREC, PUBREL, Exactly
 from broker.lane.known import LONGEST, Known
 from broker.lane.retained import PUBLISH_RETAINED, STORED, Retaining, plain_packet
 from broker.lane.runs import (
@@ -37,6 +38,7 @@ from broker.packet.wire import TopicNames
 from broker.session.inflight import SentRun
 
 PUBLISH_0, PUBLISH_1, PUBACK, PINGREQ = 0x30, 0x32, 0x40, 0xC0  # first bytes
+STEPS = (PUBLISH_2, PUBREC, PUBREL, PUBCOMP)
 PINGREQS, PINGRESP = re.compile(rb"(?:\xc0\0)+"), b"\xd0\0"
 MOST = 20_000  # slices handed out for one read, two milliseconds about: then others have a turn
 EACH = 10  # QoS 1 packets that are numbered for one member cost about as much as a slice
@@ -55,6 +57,7 @@ class Lane:
         self._overhead = core.sessions.terms.overhead
         self._blocks = Blocks(core.config, names)
         self._retaining = Retaining(core, LONGEST)
+        self._exactly = Exactly(core, names)
         self._most_qos = limits.maximum_qos
         # What would have to look at every message.
         watched = hooks.inspects_publish or hooks.inspects_delivery or hooks.follows_messages
@@ -115,6 +118,10 @@ class Lane:
                 at = self._take_qos_1(client, data, at)
             elif first == PUBLISH_RETAINED and self._retaining.open:
                 at = self._take_retained(client, data, at)
+            elif first in STEPS and self._exactly.open:
+                self._exactly.left = MOST - self._work
+                at = self._exactly.take(client, data, at)
+                self._work = MOST - self._exactly.left
             elif first == PUBACK:
                 at = self._take_pubacks(client, data, at)
             elif first == PINGREQ:

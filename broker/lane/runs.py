@@ -194,7 +194,7 @@ def count_same(data: bytes, at: int, expected: bytes, place: int) -> int:
 
 def is_begun(data: bytes, at: int) -> bool:
     """Whether a short packet of a kind that this lane takes stands at *at*, and its end is not there yet."""
-    if data[at] not in (0x30, 0x31, 0x32, 0x40):
+    if data[at] not in (0x30, 0x31, 0x32, 0x34, 0x40, 0x50, 0x62, 0x70):
         return len(data) - at < 2
     _, end = bounds(data, at)
     return end > len(data) if end else len(data) - at < 2 or (len(data) - at == 2 and data[at + 1] > 0x7F)

@@ -166,13 +166,13 @@ def test_bounds(data: bytes, found: tuple[int, int]) -> None:
     assert (start, end) == (found[0] + 2 if found[1] else 0, found[1] + 2 if found[1] else 0)
 
 
-@pytest.mark.parametrize("kind", [0x30, 0x31, 0x32, 0x40, 0x33, 0x82])
+@pytest.mark.parametrize("kind", [0x30, 0x31, 0x32, 0x34, 0x40, 0x50, 0x62, 0x70, 0x33, 0x82])
 def test_what_has_begun(kind: int) -> None:
     """Whatever the length of a packet of ours, every beginning of it is one."""
     for size in (0, 1, 5, 127, 128, 300):
         head = bytes((kind, size)) if size < 128 else bytes((kind, size & 0x7F | 0x80, size >> 7))
         packet = head + bytes(size)
-        ours = kind in (0x30, 0x31, 0x32, 0x40)
+        ours = kind in (0x30, 0x31, 0x32, 0x34, 0x40, 0x50, 0x62, 0x70)
         for at in range(1, len(packet)):
             assert is_begun(packet[:at], 0) is (ours or at == 1), (size, at)
         assert not is_begun(packet, 0) and not is_begun(packet * 2, 0)
