@@ -11,12 +11,11 @@ and whenever, the batch is done again from the offsets in the checkpoint, and re
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +47,7 @@ from spark.session import (
     Checkpoint,
     Ending,
     Refused,
+    alone,
     build,
     crash_point,
     pairs,
@@ -141,18 +141,6 @@ def report(failed: list[str]) -> int:
     if any(GAP in text or DATA_LOSS in text for text in failed):
         return LOSS
     return UNREADABLE if failed else DONE
-
-
-@contextmanager
-def alone(checkpoint: Path) -> Iterator[None]:
-    """Two jobs on one checkpoint would undo each other's batches."""
-    checkpoint.mkdir(parents=True, exist_ok=True)
-    with open(checkpoint.with_suffix(".lock"), "w", encoding="ascii") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise Refused(f"another job is at work on {checkpoint}") from error
-        yield
 
 
 class Job:

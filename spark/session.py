@@ -7,6 +7,7 @@ asked to end refuses the next batch at its first line (`Ending.check`) and stops
 from __future__ import annotations
 
 import datetime as dt
+import fcntl
 import json
 import os
 import re
@@ -14,7 +15,8 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,18 @@ def pairs(texts: list[str]) -> dict[str, str]:
     if wrong:
         raise Refused(f"--conf wants KEY=VALUE, not {wrong[0]!r}")
     return dict(text.split("=", 1) for text in texts)
+
+
+@contextmanager
+def alone(checkpoint: Path) -> Iterator[None]:
+    """Two jobs on one checkpoint would undo each other's batches. Raises Refused."""
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    with open(checkpoint.with_suffix(".lock"), "w", encoding="ascii") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise Refused(f"another job is at work on {checkpoint}") from error
+        yield
 
 
 class Ending:

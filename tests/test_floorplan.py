@@ -86,7 +86,7 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
 # The pipeline beside the broker: what each module may import of its own, and all that it may of the broker.
 SPARK_FOLDERS: dict[str, set[str]] = {
     "log": {"listing", "lines", "plan", "moments", "rows", "consumers"},
-    "silver": {"ddl", "edges", "payloads", "protobuf", "rules", "sparkplug"},
+    "silver": {"ddl", "edges", "payloads", "progress", "protobuf", "rules", "sparkplug", "tables"},
     "gold": set(),
     "tools": {"record", "samples", "shapes", "logfiles"},
     "mqtt": {"line", "options"},

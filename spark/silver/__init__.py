@@ -1,0 +1,1 @@
+"""Payloads -> values: rules, types that only ever widen, Sparkplug B."""

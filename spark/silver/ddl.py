@@ -120,6 +120,24 @@ def known(kind: Type) -> Type:
     return kind
 
 
+def distinct(kind: Type) -> Type:
+    """*kind* with names that differ in more than their case, as most readers of tables ask for."""
+    if isinstance(kind, list):
+        return [distinct(kind[0])]
+    if not isinstance(kind, dict):
+        return kind
+    found: dict[str, Type] = {}
+    taken = {name.lower() for name in kind}
+    seen: set[str] = set()
+    for name, each in kind.items():
+        chosen, number = name, 2
+        while chosen.lower() in seen or (chosen != name and chosen.lower() in taken):
+            chosen, number = f"{name}_{number}", number + 1
+        seen.add(chosen.lower())
+        found[chosen] = distinct(each)
+    return found
+
+
 def write_type(kind: Type) -> str:
     """*kind* as DDL; Spark reads it where no VOID is left."""
     if isinstance(kind, list):

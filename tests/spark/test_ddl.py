@@ -9,7 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark.silver import ddl
-from spark.silver.ddl import VOID, Type, Versions, bounded, known, leaves, read_type, widen, write_type
+from spark.silver.ddl import (
+    VOID,
+    Type,
+    Versions,
+    bounded,
+    distinct,
+    known,
+    leaves,
+    read_type,
+    widen,
+    write_type,
+)
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=4)
 TYPES: st.SearchStrategy[Type] = st.recursive(
@@ -83,6 +94,24 @@ def test_what_is_written_is_read(kind: Type) -> None:
 def test_a_table_has_no_void_and_no_empty_struct(kind: Type) -> None:
     whole = known(kind)
     assert whole == VOID or all(each not in (VOID, {}) for _, each in leaves(whole))
+
+
+@given(TYPES)
+def test_names_differ_in_more_than_their_case(kind: Type) -> None:
+    for one in structs(distinct(kind)):
+        assert len({name.lower() for name in one}) == len(one)
+    assert len(leaves(distinct(kind))) == len(leaves(kind))
+
+
+def structs(kind: Type) -> list[dict[str, Type]]:
+    if isinstance(kind, list):
+        return structs(kind[0])
+    return [kind, *(one for each in kind.values() for one in structs(each))] if isinstance(kind, dict) else []
+
+
+def test_names_keep_their_order() -> None:
+    kind: Type = {"a": "INT", "A": "STRING", "a_2": "INT", "b": [{"x": "INT", "X": "INT"}]}
+    assert distinct(kind) == {"a": "INT", "A_3": "STRING", "a_2": "INT", "b": [{"x": "INT", "X_2": "INT"}]}
 
 
 def test_keys_that_are_data_do_not_make_columns_without_end() -> None:
