@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spark.tools.logfiles import write_log
-from spark.tools.samples import Options, records
+from tests.spark.bronze import said
+from tests.spark.lake import Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+QUICK = ("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1")  # see conftest
 
 
 def run(*arguments: object, crash: str = "") -> subprocess.CompletedProcess[str]:
@@ -53,26 +55,40 @@ def test_rules_that_spark_cannot_use(spark: SparkSession) -> None:
         check(spark, rules_of({"rule": [{**rule, "event_time": {"path": "a", "zone": "Nowhere/Town"}}]}))
 
 
+RULES = """
+[[rule]]
+name = "objects"
+filter = "o/#"
+format = "json"
+
+[[rule]]
+name = "numbers"
+filter = "n/#"
+format = "number"
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["parquet", "delta"])
-def test_decode_kill9(spark: SparkSession, tmp_path: Path, layout: str) -> None:
+def test_decode_kill9(spark: SparkSession, tmp_path: Path) -> None:
     """Killed after its wide tables, then after points: every payload is in silver or quarantine, once."""
     from spark.silver.tables import PAYLOADS, payloads_table, read_wide, rules_in
 
-    log, out = tmp_path / "log", tmp_path / "out"
-    written = write_log(records(Options(messages=600, devices=20, changes_at=300)), log, limit=200)
-    ingest = ["spark.ingest", "--log", log, "--out", out, "--kind", "messages", "--table", layout, "--once"]
-    assert run(*ingest, "--max-records", 300).returncode == 0
-    decode = ["spark.decode", "--out", out, "--table", layout, "--once", "--max-records", 300]
+    lake, rules = Lake(spark, tmp_path / "out"), tmp_path / "rules.toml"
+    rules.write_text(RULES)
+    payloads = ['{"a":1}', "1.5", '{"a":"x"}', "{", "2"]
+    rows = [said(n, f"{'on'[n % 2]}/t", payloads[n % 5]) for n in range(40)]
+    for part in (rows[:20], rows[20:]):
+        lake.put(*part)
+    decode = ["spark.decode", "--out", lake.out, "--schemas", rules, "--once", "--max-records", 20, *QUICK]
     for crash in ("after wide", "after points"):
         assert run(*decode, crash=crash).returncode == -9
     done = run(*decode)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert all(json.loads(line)["batch"] > 0 for line in done.stdout.splitlines())
+    assert [json.loads(line)["batch"] for line in done.stdout.splitlines()] == [1]
     places = []
-    for rule in rules_in(out):
-        wide = read_wide(spark, out, rule)
+    for rule in rules_in(lake.out):
+        wide = read_wide(spark, lake.out, rule)
         assert wide is not None
         places += [row.offset for row in wide.select("offset").collect()]
-    places += [row.offset for row in payloads_table(out).read(spark, PAYLOADS).select("offset").collect()]
-    assert sorted(places) == list(range(written["messages"]))
+    places += [row.offset for row in payloads_table(lake.out).read(spark, PAYLOADS).select("offset").collect()]
+    assert sorted(places) == list(range(len(rows)))
