@@ -25,7 +25,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -42,6 +42,9 @@ from spark.mqtt.line import Line, Window
 from spark.mqtt.options import Address, between, read_options
 from spark.schema import MESSAGES, ORIGIN, PLACE
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 ORDER = ("node", "epoch", "offset")
 # Column -> property of PUBLISH.
 PROPERTIES = {
@@ -57,7 +60,7 @@ PRODUCER = "producer"
 
 
 class MqttDataSource(DataSource):
-    """`spark.dataSource.register(MqttDataSource)`, then `.format("mqtt")`.
+    """`register(session)`, then `.format("mqtt")`.
 
     Options: host, port, username, password or passwordFile, tls, ca, cert, key, timeout (seconds), window
     (512), clientId (a prefix), producer (in place of the query's id: a job that is repeated under the same
@@ -193,6 +196,11 @@ class Tries:
                 f"producer by option; then, or to go on without, remove {self._file}"
             )
         self._file.unlink()
+
+
+def register(session: SparkSession) -> None:
+    """Makes `mqtt` known to *session*."""
+    session.dataSource.register(MqttDataSource)
 
 
 # ---- in a task

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
+import os
 import signal
 import socket
 import ssl
@@ -11,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -20,6 +23,7 @@ import trustme
 from broker import Broker, Config, HookBase, ReasonCode
 from broker.packet.packets import Publish
 from tests.peer import Peer, memory_broker, run_async
+from tests.spark.brokers import broker_with_dedup, read_all, subscribe
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = sorted(EXAMPLES.glob("*.py"))
@@ -29,10 +33,56 @@ RUN_HERE = {
     "embed": "test_embed",
     "message_log": "test_message_log",
     "minimal": "test_minimal",
+    "spark_alarms": "test_spark_alarms",
     "test_with_pytest": "test_in_your_pytest",
     "tls_and_websocket": "test_tls_and_websocket",
     "transform_payload": "test_transform_payload",
 }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_spark_alarms(tmp_path: Path) -> None:
+    """Killed once, with a message that comes while it is away: every alarm is there once."""
+    log, checkpoint = tmp_path / "log", tmp_path / "checkpoint"
+    with broker_with_dedup(tmp_path, f"message_log.path={log}", "message_log.compress=false") as broker:
+        subscribe(broker.port, "alarms/#")
+        found: list[Publish] = []
+        command = [sys.executable, EXAMPLES / "spark_alarms.py", log, str(broker.port), checkpoint]
+        environ = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
+        for number in range(2):
+            oven = mosquitto_pub(broker.port)
+            for temperature in (20, 101 + number, "hot"):
+                oven("plant/oven", f'{{"temperature": {json.dumps(temperature)}}}')
+            process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "running\n"
+                found += wait_for_messages(broker.port)
+                process.send_signal(signal.SIGTERM if number else signal.SIGKILL)
+                assert process.wait(60) == (0 if number else -signal.SIGKILL)
+            finally:
+                process.kill()
+                process.communicate()
+        found += read_all(broker.port)
+    assert [each.topic_name for each in found] == ["alarms/plant/oven"] * 2
+    assert [json.loads(each.payload)["temperature"] for each in found] == [101, 102]
+
+
+def mosquitto_pub(port: int) -> Callable[[str, str], None]:
+    def publish(topic_name: str, message: str) -> None:
+        command = ["mosquitto_pub", "-p", str(port), "-t", topic_name, "-m", message, "-q", "1"]
+        subprocess.run(command, check=True, timeout=30)
+
+    return publish
+
+
+def wait_for_messages(port: int) -> list[Publish]:
+    """What comes for the reader, at least one."""
+    until = time.monotonic() + 100
+    while not (found := read_all(port)):
+        assert time.monotonic() < until, "no alarm"
+    return found
 
 
 def load(name: str) -> ModuleType:
@@ -63,7 +113,9 @@ def test_durable(tmp_path: Path) -> None:
         )
         try:
             assert process.stdout is not None
-            assert process.stdout.readline().startswith(f"start number {number}, listening on tcp://127.0.0.1:")
+            assert process.stdout.readline().startswith(
+                f"start number {number}, listening on tcp://127.0.0.1:"
+            )
         finally:
             process.kill()
             process.communicate(timeout=10)

@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession, functions
 
-from spark.live import MqttDataSource
+from spark.live import register
 from tests.faults.daemon import Restartable
 from tests.spark.brokers import broker_with_dedup, copies, read_all, subscribe
 
@@ -22,7 +22,7 @@ ROWS = 1000  # of one batch; Spark gives a plain udf a hundred at a time
 @pytest.fixture
 def session(spark: SparkSession) -> Iterator[SparkSession]:
     """Small batches of Arrow, so that a task fails after it has sent something."""
-    spark.dataSource.register(MqttDataSource)
+    register(spark)
     size = "spark.sql.execution.arrow.maxRecordsPerBatch"
     before = spark.conf.get(size)
     spark.conf.set(size, "10")
