@@ -4,7 +4,8 @@ What the readable lane (client.py, handle/, router.py) does for each packet, thi
 in one read: PUBLISH of QoS 0 and 1 without RETAIN and DUP, and with properties that only travel, for
 connected sessions that have room; what is to be retained, of QoS 0 and without properties; the PUBACKs of
 what it sent; PINGREQ; the packets of QoS 2, one by one (exactly.py). All else is handed back untouched,
-and so is everything while a hook wants to see messages, memory is short, or a store must be told. Without
+and so is PUBLISH while a hook wants to see what clients publish, and everything while one wants to see what
+they are sent, memory is short, or a store must be told. Without
 this folder the broker does the same, slower: tests/lane compares them.
 """
 
@@ -59,8 +60,9 @@ class Lane:
         self._retaining = Retaining(core, LONGEST)
         self._exactly = Exactly(core, names)
         self._most_qos = limits.maximum_qos
-        # What would have to look at every message.
-        watched = hooks.inspects_publish or hooks.inspects_delivery or hooks.follows_messages
+        self._watched = hooks.inspects_publish
+        # What would have to look at every message that is sent.
+        watched = hooks.inspects_delivery or hooks.follows_messages
         self.open = not (watched or limits.message_expiry_interval or limits.maximum_packet_size < SHORT)
 
     def take(self, client: Client, data: bytes) -> bytes:
@@ -112,22 +114,32 @@ class Lane:
         self._work = 0
         while at < end and data[at] != first:  # whoever stops before more of its kind has a reason
             first = data[at]
+            if first & 0xF0 == PUBLISH_0 and self._watched:
+                break
             if first == PUBLISH_0:
                 at = self._take_qos_0(client, data, at)
             elif first == PUBLISH_1 and self._most_qos > 0:
                 at = self._take_qos_1(client, data, at)
             elif first == PUBLISH_RETAINED and self._retaining.open:
                 at = self._take_retained(client, data, at)
-            elif first in STEPS and self._exactly.open:
-                self._exactly.left = MOST - self._work
-                at = self._exactly.take(client, data, at)
-                self._work = MOST - self._exactly.left
             elif first == PUBACK:
                 at = self._take_pubacks(client, data, at)
+                if at < end and data[at] == PUBACK:
+                    at = self._take_step(client, data, at)
+            elif first in STEPS and self._exactly.open:
+                at = self._take_step(client, data, at)
             elif first == PINGREQ:
                 at = self._take_pingreqs(client, data, at)
             else:
                 break
+        return at
+
+    def _take_step(self, client: Client, data: bytes, at: int) -> int:
+        """Packets of which each is looked up in the tables of its session; where they end."""
+        exactly = self._exactly
+        exactly.left = MOST - self._work
+        at = exactly.take(client, data, at)
+        self._work = MOST - exactly.left
         return at
 
     # ---- PUBLISH

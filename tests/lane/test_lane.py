@@ -90,7 +90,7 @@ class Indifferent(HookBase):
     [
         ((), {}, True),
         ((Indifferent(),), {}, True),
-        ((Watching(),), {}, False),
+        ((Watching(),), {}, True),
         ((Filtering(),), {}, False),
         ((), {"message_expiry_interval": 60}, False),
         ((), {"maximum_packet_size": 1000}, False),
@@ -101,6 +101,26 @@ def test_who_wants_to_see_every_message_closes_it(
 ) -> None:
     broker = memory_broker(by_hand(**limits), hooks=hooks)
     assert (broker._connections._terms.lane is not no_lane) is is_open
+
+
+@run_async
+async def test_who_sees_what_is_published_leaves_it_the_acknowledgements() -> None:
+    watching = Watching()
+    async with memory_broker(by_hand(), hooks=[watching]) as broker:
+        await joined(broker, "s", "t", qos=2)
+        await joined(broker, "p")
+        for qos in (0, 1, 2):
+            assert take(broker, "p", publishes("t", qos=qos)) == publishes("t", qos=qos)
+        assert take(broker, "p", b"\x31\x05\0\1t\0r") == b"\x31\x05\0\1t\0r"
+        session, sent = broker.clients["s"].session, broker.stats.messages_received
+        assert session is not None
+        for number in range(4):
+            broker._core.router.route(Message("t", b"x", 1 + number // 3))
+        assert session.inflight.used == 4
+        data = b"\x40\x02\0\2\x40\x02\0\1\x40\x02\0\3\x50\x02\0\4\x70\x02\0\4\xc0\0"
+        assert take(broker, "s", data) == b"" and session.inflight.used == 0
+        assert broker.stats.messages_received - sent == 6 and session.bytes == 0
+        assert take(broker, "s", data[:4]) == data[:4], "nobody waits for it"
 
 
 # ---- what it takes and what it leaves
