@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from pyspark.errors import IllegalArgumentException
 from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
@@ -157,7 +158,20 @@ class Job:
         self.first: dict[str, Any] | None = None  # where a new checkpoint begins
 
     def prepare(self) -> None:
-        """Checkpoint and table must belong together. Raises Refused."""
+        """All that can be refused before a JVM starts. Raises Refused."""
+        self._belongs()
+        if self.chosen.source == "mqttlog":
+            from spark.source import MqttLog
+
+            try:
+                self.first = MqttLog(self.options()).streamReader(StructType()).initialOffset()
+            except ValueError as error:
+                raise Refused(str(error)) from error
+            except (LogUnreadable, OSError) as error:
+                raise Refused(str(error), UNREADABLE) from error
+
+    def _belongs(self) -> None:
+        """Checkpoint and table must belong together."""
         if self.checkpoint.exists():
             query, newest = self.checkpoint.query, self.checkpoint.newest()
             last = self.bronze.last(query)
@@ -179,8 +193,9 @@ class Job:
         self._resume()
 
     def _resume(self) -> None:
+        done = self.bronze.done()
         for table in (self.bronze, self.lines, self.gaps):
-            table.tidy()
+            table.tidy(done)
         reached: dict[str, tuple[int, int]] = {}
         for kept in self.bronze.progress():
             for node, at in of_offset(kept["end"]).items():
@@ -192,17 +207,24 @@ class Job:
 
     def start(self, session: SparkSession, ending: Ending) -> StreamingQuery:
         self.ending = ending
-        reader = self._mqttlog(session) if self.chosen.source == "mqttlog" else self._files(session)
+        if self.chosen.source == "files":
+            reader = read_files(session, self.chosen.log, self.kind, bounded=bool(self.chosen.max_records))
+        else:
+            from spark.source import register
+
+            register(session)
+            reader = session.readStream.format("mqttlog").options(**self.options()).load()
         writer = reader.writeStream.foreachBatch(self.batch).queryName(f"ingest {self.kind}")
         writer = writer.option("checkpointLocation", str(self.checkpoint.path))
         if self.chosen.once:
             return writer.trigger(availableNow=True).start()
-        return writer.trigger(processingTime=self.chosen.trigger).start()
+        try:
+            return writer.trigger(processingTime=self.chosen.trigger).start()
+        except IllegalArgumentException as error:
+            raise Refused(f"--trigger {self.chosen.trigger!r} is no interval such as '5 seconds'") from error
 
-    def _mqttlog(self, session: SparkSession) -> DataFrame:
-        from spark.source import MqttLog, register
-
-        register(session)
+    def options(self) -> dict[str, str]:
+        """Of `mqttlog`."""
         options = {
             "path": str(self.chosen.log),
             "kind": self.kind,
@@ -217,17 +239,11 @@ class Job:
             options["startingTimestamp"] = self.beginning[1:]
         else:
             options["startingOffsets"] = self.beginning
-        given = {name: str(value) for name, value in options.items() if value is not None}
-        self.first = MqttLog(given).streamReader(StructType()).initialOffset()
-        return session.readStream.format("mqttlog").options(**given).load()
+        return {name: str(value) for name, value in options.items() if value is not None}
 
     @property
     def consumer(self) -> str | None:
         return f"{self.chosen.consumer}-{self.kind}" if self.chosen.consumer else None
-
-    def _files(self, session: SparkSession) -> DataFrame:
-        """Closed segments by Spark's own reader; no checksums and no gaps."""
-        return read_files(session, self.chosen.log, self.kind, bounded=bool(self.chosen.max_records))
 
     def batch(self, rows: DataFrame, number: int) -> None:
         """What foreachBatch calls."""

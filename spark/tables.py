@@ -171,8 +171,12 @@ class Table(ABC):
         """Of each hour the batches or files that make it; of a table by date and hour."""
 
     @abstractmethod
-    def tidy(self) -> None:
-        """Removes what batches left that were not finished and never will be."""
+    def done(self) -> dict[str, int]:
+        """Of each query that wrote here, by the first 8 of its id, the last batch done; -1: none."""
+
+    @abstractmethod
+    def tidy(self, done: Mapping[str, int]) -> None:
+        """Removes what queries left that will not go on: batches behind what *done* says."""
 
     def is_done(self, batch: Batch) -> bool:
         last = self.last(batch.query)
@@ -230,11 +234,17 @@ class ParquetTable(Table):
         settle(self.path)
         return by_hour((hour_in(folder), folder.name.removeprefix("batch=")) for folder in self.folders())
 
-    def tidy(self) -> None:
-        for folder in self.folders():
+    def done(self) -> dict[str, int]:
+        found = [BATCH_FOLDER.fullmatch(folder.name) for folder in self.folders()]
+        queries = {each[1] for each in found if each}
+        queries |= {path.stem[:8] for path in self._progress.glob("*.json")}
+        last = {query: self.last(query) for query in queries}
+        return {query: -1 if batch is None else batch for query, batch in last.items()}
+
+    def tidy(self, done: Mapping[str, int]) -> None:
+        for folder in list(self.folders()):
             found = BATCH_FOLDER.fullmatch(folder.name)
-            last = self.last(found[1]) if found else None
-            if found and (last is None or int(found[2]) > last):
+            if found and found[1] in done and int(found[2]) > done[found[1]]:
                 shutil.rmtree(folder)
 
     def folders(self) -> Iterator[Path]:
@@ -317,7 +327,11 @@ class DeltaLakeTable(Table):
         files = [Path(uri) for uri in table.file_uris()] if table else []
         return by_hour((hour_in(file), file.name) for file in files)
 
-    def tidy(self) -> None:
+    def done(self) -> dict[str, int]:
+        kept = list(self.progress())
+        return {each["query"][:8]: self.last(each["query"]) or 0 for each in kept}
+
+    def tidy(self, done: Mapping[str, int]) -> None:
         """Staged files that no commit took go by `vacuum`, once they are older than a week."""
         if table := self.table():
             table.vacuum(dry_run=False, full=True)

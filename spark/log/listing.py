@@ -88,14 +88,6 @@ class Log:
         found = [segment for segment in found if segment.crc is not None or segment.name not in closed]
         return sorted(found, key=lambda each: (each.node, each.epoch, each.first, -each.last, each.path))
 
-    def closed(self, name: str) -> Segment | None:
-        """The closed segment that was open under *name*. Reads all folders."""
-        for folder in self._hours():
-            for segment in self._list_folder(folder):
-                if segment.name == name:
-                    return segment
-        return None
-
     def _list(self, after: Mapping[str, Position]) -> Iterator[Segment]:
         self.check()
         yield from self._open()  # before what is closed: a segment that moves meanwhile is seen at least once

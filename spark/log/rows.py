@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from spark.log.lines import Bad, inflate, lines_from, shown, sift
 from spark.log.listing import Log, Segment
-from spark.log.plan import Hole, Piece
+from spark.log.plan import Hole, Piece, steps
 from spark.schema import BINARY, DATA_LOSS, KINDS, ORIGIN, PLACE, Column
 
 if TYPE_CHECKING:  # workers import it where they read, so that planning needs no 30 MB of it
@@ -32,16 +32,30 @@ class Rows:
 
     def read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         """Every record of *piece*, and a row for what is bad; raises Lost where the file is gone."""
-        segment = piece.segment
         try:
             data, bad = self._load(piece)
         except FileNotFoundError:
-            moved = self.log.closed(segment.name) if segment.crc is None else None
-            if moved is None or moved.last < piece.high - 1:
-                yield self._lost(piece)
-                return
-            yield from self.read(piece._replace(segment=moved))
+            yield from self._read_moved(piece)
+        else:
+            yield from self._rows(piece, data, bad)
+
+    def _read_moved(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        """The segment was closed after the plan was made, as one or as several: the records are elsewhere."""
+        node, epoch = piece.segment.node, piece.segment.epoch
+        where = {node: (epoch, piece.low)}, {node: (epoch, piece.high)}
+        found = [step for step in steps(self.log.segments(), *where) if isinstance(step, Piece)]
+        try:
+            loaded = [(part, *self._load(part)) for part in found]
+        except FileNotFoundError:
+            loaded = []
+        if sum(part.count for part, _, _ in loaded) != piece.count:
+            yield self._lost(piece)
             return
+        for part, data, bad in loaded:
+            yield from self._rows(part, data, bad)
+
+    def _rows(self, piece: Piece, data: bytes, bad: list[Bad]) -> Iterator[pa.RecordBatch]:
+        segment = piece.segment
         rows = 0
         for table, more in self._parse(data, piece):
             bad += more

@@ -11,6 +11,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PARTS = {"peers", "scenarios", "tables"}  # of run.py and growth.py; hooked.py is run by it
+MINUTES = {"spark"}  # its parts are in tests/spark
 OVER_SOCKETS = {"run", "growth", "hooked"}
 # Arguments for a short run, where one round is not short enough.
 FEW = {"tree": ["1", "100"], "message_log": ["1", "3000"]}
@@ -47,7 +48,7 @@ def rows(printed: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    "name", sorted({path.stem for path in BENCHMARKS.glob("*.py")} - PARTS - OVER_SOCKETS)
+    "name", sorted({path.stem for path in BENCHMARKS.glob("*.py")} - PARTS - OVER_SOCKETS - MINUTES)
 )
 def test_each_program_in_one_process_prints_a_whole_table(name: str) -> None:
     head, _, *body = rows(run(name, *FEW.get(name, ["1"])))

@@ -220,6 +220,8 @@ def test_files_as_a_source(job: Ingest) -> None:
     [
         (["--max-records", "0"], 2, "--max-records wants a number above 0"),
         (["--conf", "x"], 2, "KEY=VALUE"),
+        (["--from", "yesterday"], 2, "option startingOffsets is 'yesterday', and wants earliest"),
+        (["--from", "@noon"], 2, "option startingTimestamp is 'noon', and wants a time such as"),
         (["--source", "files", "--tail"], 2, "--source files reads whole segments"),
     ],
 )

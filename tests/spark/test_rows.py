@@ -98,6 +98,17 @@ def test_an_open_segment_and_the_closed_one_give_the_same_rows(tmp_path: Path) -
     assert [row["offset"] for row in before] == [*range(10, 200)]
 
 
+def test_an_open_segment_that_became_two(tmp_path: Path) -> None:
+    """A sync failed: its writer published what was on the disk, and wrote the rest into another file."""
+    segment = opened(tmp_path, 0, 30)
+    (listed,) = Log(str(tmp_path), "messages").segments()
+    segment.path.unlink()
+    closed(tmp_path, 0, 20)
+    opened(tmp_path, 20, 10)
+    found = rows_of(reader(tmp_path).read(Piece(listed, 5, 25)))
+    assert [row["offset"] for row in found] == [*range(5, 25)]
+
+
 def test_a_segment_that_is_gone_is_loss(tmp_path: Path) -> None:
     place = closed(tmp_path, 0, 10)
     (segment,) = Log(str(tmp_path), "messages").segments()

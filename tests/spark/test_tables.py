@@ -80,7 +80,10 @@ def test_what_a_killed_batch_left_is_removed_before_another_query_begins(
     table.write(some(spark, 0, 5), Batch(QUERY, 0))
     table.stage(some(spark, 5, 5), Batch(QUERY, 1))
     table.stage(some(spark, 5, 5), Batch(OTHER, 0))
-    table.tidy()
+    assert table.done() == {QUERY[:8]: 0, OTHER[:8]: -1}
+    table.tidy({QUERY[:8]: 0})
+    assert numbers(spark, table) == [*range(5), *range(5, 10)]
+    table.tidy(table.done())
     assert numbers(spark, table) == [*range(5)]
 
 
