@@ -202,10 +202,6 @@ class ParquetTable(Table):
         done = (int(path.stem[9:]) for path in self._progress.glob(f"{query[:8]}-*.json"))
         return max(done, default=None)
 
-    def is_done(self, batch: Batch) -> bool:
-        """Never: a batch that is done again replaces what it wrote, folder by folder."""
-        return False
-
     def stage(self, rows: DataFrame, batch: Batch) -> Staged:
         folders = [*self.partitions, "batch"]
         named = rows.withColumn("batch", F.lit(batch.name))
