@@ -149,16 +149,22 @@ def test_a_session_that_is_to_end_with_its_next_connection_is_forgotten_at_once(
 # ---- what is in it
 
 
-def test_a_subscription_that_is_replaced_keeps_its_row(world: World) -> None:
+@pytest.mark.parametrize(("identifiers", "first"), [((), "$share/g/a/+"), ((268_435_455,), "#")])
+def test_a_subscription_that_is_replaced_has_one_row(
+    world: World, identifiers: tuple[int, ...], first: str
+) -> None:
+    """The last one, if the order of identifiers is to be seen by it; else the one that it had."""
     world.connect("c")
-    first = Subscription("$share/g/a/+", 1, False, True, 2, (), "g")
-    for subscription in (first, ALL, Subscription("$share/g/a/+", 2, False, False, 1, (268_435_455,), "g")):
+    before = Subscription("$share/g/a/+", 1, False, True, 2, (), "g")
+    for subscription in (before, ALL, Subscription("$share/g/a/+", 2, False, False, 1, identifiers, "g")):
         world.subscribe("c", subscription)
     owner = world.session("c").recorder.id  # type: ignore[union-attr]
-    assert rows(world, Table.SUBSCRIPTION) == [
-        (owner, "$share/g/a/+", 2, 0, 0, 1, 268_435_455, "g"),
-        (owner, "#", 2, 0, 0, 0, 0, ""),
-    ]
+    found = rows(world, Table.SUBSCRIPTION)
+    assert {values[1]: values for values in found} == {
+        "$share/g/a/+": (owner, "$share/g/a/+", 2, 0, 0, 1, sum(identifiers), "g"),
+        "#": (owner, "#", 2, 0, 0, 0, 0, ""),
+    }
+    assert (len(found), found[0][1]) == (2, first)
     world.unsubscribe("c", "$share/g/a/+")
     assert [values[1] for values in rows(world, Table.SUBSCRIPTION)] == ["#"]
 
