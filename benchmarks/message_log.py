@@ -161,7 +161,7 @@ def rate(answer: dict[str, Any]) -> float:
 
 def cost(answer: dict[str, Any]) -> float:
     """Microseconds of the broker's CPU, all threads, a delivery."""
-    return float(answer["broker_cpu"]) * 1e6 / float(answer["delivered"])
+    return float(answer["broker_cpu"]) * 1e6 / float(answer["delivered_per_s"])
 
 
 FIGURES = {"messages a second": rate, "CPU us a delivery": cost}

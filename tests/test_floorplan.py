@@ -64,7 +64,7 @@ MODULES: dict[str, set[str]] = {
     },
     "hook": {
         *("base", "hooks", "auth", "acl", "limits", "stats", "export", "dedup", "sound", "identity"),
-        *("log.line", "log.names", "log.segment", "log.recorder", "log.recover", "log.retention"),
+        *("log.line", "log.names", "log.segment", "log.recorder", "log.recover", "log.retention", "log.runs"),
     },
     "transport": {"base", "listen", "tcp", "epoll", "tls", "http11", "frames", "websocket", "memory"},
     "handle": {"dispatch", "connect", "auth", "publish", "acks", "subscribe", "disconnect", "deadlines"},

@@ -136,6 +136,7 @@ class HookBase:
     """
 
     id: str = ""  # names the hook in logs; empty: the class name
+    holds: bool = True  # on_taken may hold acknowledgements; False lets the fast lane take QoS 1 and 2
 
     async def init(self, broker: BrokerApi) -> None:
         """Once, before the first connection. An exception stops the start of the broker."""
@@ -199,14 +200,19 @@ class HookBase:
         """May this client be sent this topic? All must pass, once per delivery: never waits."""
         return True
 
-    def on_taken(
-        self, client: ClientInfo | None, message: Message, dup: bool, origin: Origin
-    ) -> Hold | None:
+    def on_taken(self, client: ClientInfo | None, message: Message, dup: bool, origin: Origin) -> Hold | None:
         """*message* is routed next, after all that was asked. Fail fast, never waits, may hold the answer.
 
         *client* is None where nobody but the program or the broker itself has published it.
         """
         return None
+
+    def on_taken_run(self, client: ClientInfo, packets: bytes, count: int) -> None:
+        """In place of `on_taken` for *count* messages at once, from the fast lane. Never waits, nor refuses.
+
+        *packets* are whole packets as the client sent them, with PUBLISH among others, and without
+        Topic Aliases. A hook that has this and `on_taken` leaves the fast lane open.
+        """
 
     def on_delivered(self, client_id: str, message: Message, qos: int) -> None:
         """A PUBLISH with *message* is on its way to the socket of *client_id*. Notify all; never waits."""
@@ -283,6 +289,7 @@ EVENTS = (
     "on_store_failed",
     "on_store_recovered",
     "on_taken",
+    "on_taken_run",
     "on_delivered",
     "on_acknowledged",
     "on_connack",

@@ -25,7 +25,9 @@ from broker.hook.log.names import KINDS
 from broker.hook.log.recorder import Recorder, RecorderTerms
 from broker.hook.log.recover import Recovered, lock, prepare, recover, take_epoch
 from broker.hook.log.retention import Retention, sweep
+from broker.hook.log.runs import Runs
 from broker.hook.log.segment import Disk
+from broker.packet.enums import Version
 from broker.packet.message import Message
 from broker.packet.packets import SubscribeRequest
 from broker.topic.match import match
@@ -100,7 +102,10 @@ class MessageLog(HookBase):
         self._most = path.max_payload
         self._now: Callable[[], int] = _microseconds if wall is time.time else self._given_time
         self._wants = {origin: word in path.also for origin, word in WANTED.items()} | {"client": True}
-        self._ack = path.fsync == "ack"
+        self._ack = self.holds = path.fsync == "ack"
+        # Nothing has to be known of a message before its line is made: the fast lane may stay open.
+        plain = self._everything and redact is None and path.overflow == "drop"
+        self._runs = plain and path.deliveries in ("none", "dropped")
         self._begin()
 
     def _begin(self) -> None:
@@ -122,7 +127,8 @@ class MessageLog(HookBase):
         deliveries = self.settings.deliveries
         unwanted = {"on_delivered": ("all",), "on_acknowledged": ("acked", "all")}
         unwanted["on_dropped"] = ("dropped", "acked", "all")
-        return events - {event for event, words in unwanted.items() if deliveries not in words}
+        events -= {event for event, words in unwanted.items() if deliveries not in words}
+        return events if self._runs else events - {"on_taken_run"}
 
     # ---- life
 
@@ -165,6 +171,7 @@ class MessageLog(HookBase):
             node=settings.node,
             epoch=self.epoch,
             format=form,
+            format_run=Runs(settings.max_payload).lines if self._runs else None,
             fsync=settings.fsync if kind == "messages" or not self._ack else "interval",
             fsync_interval=settings.fsync_interval,
             gz=settings.compress,
@@ -233,6 +240,17 @@ class MessageLog(HookBase):
             hold = self._hold(offset + 1)
             return hold if reading is None else Hold(hold.acknowledgement, reading)
         return None if reading is None else Hold(reading=reading)
+
+    def on_taken_run(self, client: ClientInfo, packets: bytes, count: int) -> None:
+        """What the fast lane took of one read. Its messages get no mark."""
+        recorder = self._messages
+        if recorder.full:
+            recorder.drop(count)
+            return
+        connection = self._connection(client)
+        weight = OVERHEAD + len(packets)
+        five = connection.version == Version.MQTT_5
+        recorder.put((self._now(), count, five, connection, packets, None, None, None, weight), count)
 
     def _is_logged(self, topic_name: str) -> bool:
         known = self._known.get(topic_name)
@@ -371,7 +389,7 @@ class MessageLog(HookBase):
             ("by", by),
             ("dur", max(0, self._now() - connection.since) // 1000),
             ("in", client.publish_received),
-            ("out", client.publish_sent),
+            ("out", None if self._runs else client.publish_sent),  # the fast lane does not count them
             ("bin", client.bytes_received),
             ("bout", client.bytes_sent),
         )

@@ -108,6 +108,7 @@ class Hooks:
         self._on_store_failed = lists["on_store_failed"]
         self._on_store_recovered = lists["on_store_recovered"]
         self._on_taken = lists["on_taken"]
+        self._on_taken_run = lists["on_taken_run"]
         self._on_delivered = lists["on_delivered"]
         self._on_acknowledged = lists["on_acknowledged"]
         self._on_connack = lists["on_connack"]
@@ -134,8 +135,11 @@ class Hooks:
         self.hears_delivered = bool(self._on_delivered)
         self.hears_subscribed = bool(self._on_subscribed)
         self.hears_acknowledged = bool(self._on_acknowledged)
+        self.hears_runs = bool(self._on_taken_run)
         # Somebody wants to know of single messages: no run of them may be handled at once.
-        self.follows_messages = self.hears_taken or self.hears_delivered or self.hears_acknowledged
+        single = any({"on_taken", "on_taken_run"} & hook.provides == {"on_taken"} for hook in self._hooks)
+        self.holds = any(hook.holds for hook in self._hooks if "on_taken" in hook.provides)
+        self.follows_messages = single or self.hears_delivered or self.hears_acknowledged
 
     async def init(self, broker: BrokerApi) -> None:
         """Start every hook, in order. If one raises, those before it are stopped and the error goes on."""
@@ -294,9 +298,8 @@ class Hooks:
 
     def on_taken_back(self, client: ClientInfo, message: Message) -> None:
         _tell_now(self._on_taken_back, client, message)
-    def on_taken(
-        self, client: ClientInfo | None, message: Message, dup: bool, origin: Origin
-    ) -> Hold | None:
+
+    def on_taken(self, client: ClientInfo | None, message: Message, dup: bool, origin: Origin) -> Hold | None:
         """Fail fast: a MqttError refuses *message*, and so does a failure."""
         held: Hold | None = None
         for method in self._on_taken:
@@ -325,6 +328,9 @@ class Hooks:
         """What an answer must wait for that speaks of an earlier message; None: nothing, all is well."""
         held = self.held
         return None if held is None or (held.done() and held.exception() is None) else held
+
+    def on_taken_run(self, client: ClientInfo, packets: bytes, count: int) -> None:
+        _tell_now(self._on_taken_run, client, packets, count)
 
     def on_delivered(self, client_id: str, message: Message, qos: int) -> None:
         _tell_now(self._on_delivered, client_id, message, qos)

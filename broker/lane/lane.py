@@ -61,6 +61,8 @@ class Lane:
         self._exactly = Exactly(core, names)
         self._most_qos = limits.maximum_qos
         self._watched = hooks.inspects_publish
+        self._holds = hooks.holds  # an acknowledgement may have to wait: QoS 0 alone
+        self._told = hooks.on_taken_run if hooks.hears_runs else None
         # What would have to look at every message that is sent.
         watched = hooks.inspects_delivery or hooks.follows_messages
         self.open = not (watched or limits.message_expiry_interval or limits.maximum_packet_size < SHORT)
@@ -83,6 +85,7 @@ class Lane:
         if client.aliases is not None and client.aliases.names:
             data = self._without_aliases(client.aliases.names, data)
         self.known.begin()
+        before = core.stats.publish_received
         try:
             at = self._take(client, data)
         except BaseException:
@@ -90,6 +93,9 @@ class Lane:
             raise
         end = len(data)
         took = at > 0
+        if self._told is not None and (count := core.stats.publish_received - before):
+            client.info.publish_received += count
+            self._told(client.info, data[:at], count)
         if at < end and is_begun(data, at):
             client.own_reader().hold(data[at:])
             at = end
@@ -114,7 +120,7 @@ class Lane:
         self._work = 0
         while at < end and data[at] != first:  # whoever stops before more of its kind has a reason
             first = data[at]
-            if first & 0xF0 == PUBLISH_0 and self._watched:
+            if first & 0xF0 == PUBLISH_0 and (self._watched or (self._holds and first & 6)):
                 break
             if first == PUBLISH_0:
                 at = self._take_qos_0(client, data, at)

@@ -33,6 +33,8 @@ from broker.packet.packets import (
     Connack,
     Connect,
     Disconnect,
+    Pingreq,
+    Pingresp,
     Puback,
     Pubcomp,
     Publish,
@@ -44,6 +46,7 @@ from broker.packet.packets import (
     Unsubscribe,
     Will,
 )
+from broker.packet.reader import PacketReader
 from tests.durable import broken_disk, recovered, until
 from tests.peer import Clock, Peer, memory_broker, run_async, settle
 
@@ -87,7 +90,7 @@ OF_THE_STORE = ("on_store_failed", "on_store_recovered")
 OF_A_MESSAGE = ("on_accepted", "on_taken_back")
 TOLD_AT_ONCE = (
     *("on_taken", "on_delivered", "on_acknowledged", "on_connack", "on_session"),
-    *("on_subscribed", "on_unsubscribed", "sys_values"),
+    *("on_subscribed", "on_unsubscribed", "sys_values", "on_taken_run"),
 )
 NEVER_WAITS = ("on_publish_deliver", "can_read", "on_dropped", *OF_A_MESSAGE, *OF_THE_STORE, *TOLD_AT_ONCE)
 
@@ -265,7 +268,13 @@ def test_09__a_hook_that_fails_touches_nobody_else(
             assert list(broker.clients) == ["good"]
 
     asyncio.run(scene())
-    never_called = ("on_session_resumed", "on_dropped", "on_acknowledged", "on_taken_back")  # by this scene
+    never_called = (
+        "on_session_resumed",
+        "on_dropped",
+        "on_acknowledged",
+        "on_taken_back",
+        "on_taken_run",
+    )  # by this scene
     silent = event == "can_read" and failure is hangs  # a coroutine is simply not True
     if event not in never_called and not silent:
         assert "failed in" in caplog.text or "returned" in caplog.text
@@ -1530,6 +1539,47 @@ async def test_54__what_is_known_of_a_connection_that_has_ended() -> None:
     info = seen["left"]
     assert (info.publish_received, info.publish_sent) == (2, 1)
     assert info.bytes_received > 100 and 100 < info.bytes_sent < info.bytes_received
+
+
+@pytest.mark.parametrize("holds", [False, True])
+@run_async
+async def test_55__runs_of_the_fast_lane_in_order_with_the_rest(holds: bool) -> None:
+    seen: list[Any] = []
+
+    def single(client: Any, message: Message, dup: bool, origin: str) -> None:
+        seen.append(message.payload)
+
+    def run(client: Any, packets: bytes, count: int) -> None:
+        reader = PacketReader()
+        reader.version = Version.MQTT_5
+        found = [packet for packet in reader.feed(packets) if isinstance(packet, Publish)]
+        assert len(found) == count and client.client_id == "c" and not reader.partial
+        seen.append([(packet.topic_name, packet.payload) for packet in found])
+
+    made = hook(on_taken=single, on_taken_run=run)
+    made.holds = holds
+    config = Config(capacity=Capacity(fast_lane=True))
+    async with memory_broker(config, hooks=[made]) as broker:
+        peer, watcher = Peer(broker), Peer(broker)
+        await peer.connect("c")
+        await watcher.connect("w")
+        await watcher.subscribe("#")
+        peer.send(Publish("t", b"names it", properties={"topic_alias": 1}))
+        await peer.expect_nothing()
+        peer.send(Publish("t", b"0"), Pingreq(), Publish("u", b"1"))
+        await peer.expect(Pingresp)
+        peer.send(Publish("", b"2", properties={"topic_alias": 1}))
+        await peer.expect_nothing()
+        peer.send(Publish("t", b"3", 1, packet_id=5))
+        await peer.expect(Puback)
+        peer.send(Publish("u", b"4"), Publish("t", b"5", 2, packet_id=9), Publish("u", b"6"))
+        await peer.expect(Pubrec)
+        await peer.expect_nothing()
+    runs = [pair for part in seen if isinstance(part, list) for pair in part]
+    flat = [each for part in seen for each in (part if isinstance(part, list) else [("", part)])]
+    assert [payload for _, payload in flat] == [b"names it", *(b"%d" % n for n in range(7))]
+    assert runs[:3] == [("t", b"0"), ("u", b"1"), ("t", b"2")]
+    assert (("t", b"3") in runs) is not holds
 
 
 def test_log_names_hook_and_event(caplog: pytest.LogCaptureFixture) -> None:

@@ -73,7 +73,7 @@ def format_message(offset: int, record: tuple[Any, ...]) -> bytes:
     if size is not None:
         rest = f',"ps":{size}{rest}'
     if properties:
-        rest += _properties(properties)
+        rest += properties_text(properties)
     if mountpoint is not None:
         rest += _optional("mt", mountpoint)
     body = (
@@ -111,7 +111,7 @@ def sealed(text: str) -> bytes:
     return b'%b,"k":"%08x"}\n' % (body, crc32(body))
 
 
-def _properties(properties: Mapping[str, Any]) -> str:
+def properties_text(properties: Mapping[str, Any]) -> str:
     """`pf`, `ct`, `rt`, `cd`, `up` and `mei`; User Properties as a list: a name may come twice."""
     get = properties.get
     text = _optional("pf", get("payload_format_indicator"))

@@ -44,6 +44,7 @@ class RecorderTerms:
     node: str
     epoch: int
     format: Callable[[int, Record], bytes]
+    format_run: Callable[[int, Record], list[bytes]] | None = None  # of a record that stands for many
     fsync: str = "interval"  # none, interval or ack
     fsync_interval: float = 0.2  # seconds
     gz: bool = False
@@ -125,10 +126,10 @@ class Recorder:
         self._bytes_left = terms.maximum_bytes - self.waiting_bytes
         return self._records_left <= 0 or self._bytes_left <= 0
 
-    def put(self, record: Record) -> int:
+    def put(self, record: Record, count: int = 1) -> int:
         """Take *record*, whose last field is its weight, whether there is room or not; gives its offset.
 
-        After some were dropped a gap marker goes before it.
+        It stands for *count* records. After some were dropped a gap marker goes before it.
         """
         if self.lost:
             lost, self.lost = self.lost, 0
@@ -136,17 +137,17 @@ class Recorder:
         offset, weight = self.next, record[-1]
         self._put_bytes += weight
         self._bytes_left -= weight
-        self._records_left -= 1
+        self._records_left -= count
         self._queue.append(record)
-        self.next = offset + 1
+        self.next = offset + count
         if self._sleeping:
             self._wake()
         return offset
 
-    def drop(self) -> None:
-        """A record was not taken: the next one that is will be preceded by a gap marker."""
-        self.lost += 1
-        self.dropped += 1
+    def drop(self, count: int = 1) -> None:
+        """*count* records were not taken: the next one that is will be preceded by a gap marker."""
+        self.lost += count
+        self.dropped += count
 
     def want(self, offset: int) -> None:
         """Sync every record before *offset* as soon as can be: somebody waits for it."""
@@ -219,14 +220,21 @@ class Recorder:
         terms, queue, offset = self.terms, self._queue, self.taken
         lines: list[bytes] = []
         left, size, low, first_at = BATCH, 0, 0, 0
-        while left and queue and size < BATCH_BYTES:
+        while left > 0 and queue and size < BATCH_BYTES:
             record = queue.popleft()
             size += record[-1]
             at = record[0]
             if not low <= at < low + HOUR or not lines:
                 self._group(lines, first_at)
                 lines, low, first_at = [], at - at % HOUR, at
-            if record[1] is None:
+            what = record[1]
+            if what.__class__ is int and terms.format_run is not None:
+                lines += terms.format_run(offset, record)
+                offset += what
+                left -= what
+                time.sleep(0)
+                continue
+            if what is None:
                 lines.append(format_gap(offset, at, record[2]))
             else:
                 lines.append(terms.format(offset, record))
