@@ -22,6 +22,8 @@ from broker.lane.exactly import PUBCOMP, PUBLISH_2, PUBREC, PUBREL, Exactly
 from broker.lane.known import LONGEST, Known
 from broker.lane.retained import PUBLISH_RETAINED, STORED, Retaining, plain_packet
 from broker.lane.runs import (
+    FEW,
+    FEW_1,
     SHORT,
     Run,
     Stretch,
@@ -193,7 +195,7 @@ class Lane:
                         break
                     self._work += audience.size
                 last_topic = topic
-            elif length == last_length and not changed and repeats(data, at, end):
+            elif length == last_length and not changed and repeats(data, at, end, FEW):
                 number = count_equal(data, at, end - at, data[at:block_end])
                 if number:
                     count, at, last_length = count + number, at + number * (end - at), 0
@@ -321,7 +323,7 @@ class Lane:
                     audience = self._turn_to(found, opened, client, size) if self._work < MOST else None
                     self._work += 1 if found is None else len(found.members)
                 last_topic = topic
-            elif runs and length == last_length and audience and not block and repeats(data, at, end):
+            elif runs and length == last_length and audience and not block and repeats(data, at, end, FEW_1):
                 acknowledge(acknowledged, identifiers)
                 self._send_all(client, opened)
                 begin = at

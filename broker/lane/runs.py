@@ -21,19 +21,29 @@ from broker.packet.message import (
 from broker.packet.wire import varint_bytes
 from broker.session.queue import QueuedRun
 
-FEW = 8  # packets: as many must be left in a read for a run to be looked for
-GALLOP = (16, 256)  # so many are looked at first, then all: a run that ends early costs little
+# As many packets must be left in a read for a run to be looked for. One of QoS 1 is sent by itself, which costs
+# as much as ten packets that are looked at. 100 publishers, 10 packets a read, us a message: 0.41 and 1.39 with
+# 8 for both, 0.31 and 1.10 with these.
+FEW, FEW_1 = 4, 12
+# So many are looked at one by one, in which strides are no better, so many at once then, and then all: a run
+# that ends early costs little.
+ONE_BY_ONE, GALLOP = 16, 256
 SHORT = 16 * 1024  # bytes: a packet of more is not for us
 
 
 def count_equal(data: bytes, at: int, size: int, beginning: bytes) -> int:
     """How many packets of *size* bytes with this *beginning* stand in *data* from *at* on, back to back.
 
-    May give less than there are. Cost: about 0.03 us a packet, 5 us at least.
+    May give less than there are. Cost: about 0.03 us a packet, 0.1 for the first.
     """
-    all_of_them = (len(data) - at) // size
-    known = 0
-    for most in (*GALLOP, all_of_them):
+    all_of_them, length = (len(data) - at) // size, len(beginning)
+    known, place = 0, at
+    while known < all_of_them and known < ONE_BY_ONE and data[place : place + length] == beginning:
+        place += size
+        known += 1
+    if known < ONE_BY_ONE or known == all_of_them:
+        return known
+    for most in (GALLOP, all_of_them):
         number = min(most, all_of_them)
         end = at + number * size
         for offset, byte in enumerate(beginning, at):
@@ -169,9 +179,9 @@ def topic_size(name: bytes) -> int:
     return len(name) if name.isascii() else text_size(name.decode())
 
 
-def repeats(data: bytes, at: int, end: int) -> bool:
-    """Whether it looks as if more packets like the one at *at* followed."""
-    ahead = end + (FEW - 2) * (end - at)
+def repeats(data: bytes, at: int, end: int, few: int) -> bool:
+    """Whether it looks as if *few* packets like the one at *at* followed."""
+    ahead = end + (few - 2) * (end - at)
     return ahead + 2 < len(data) and data[ahead : ahead + 2] == data[at : at + 2]
 
 
