@@ -21,9 +21,9 @@ from broker.packet.message import (
 from broker.packet.wire import varint_bytes
 from broker.session.queue import QueuedRun
 
-# As many packets must be left in a read for a run to be looked for. One of QoS 1 is sent by itself, which costs
-# as much as ten packets that are looked at. 100 publishers, 10 packets a read, us a message: 0.41 and 1.39 with
-# 8 for both, 0.31 and 1.10 with these.
+# As many packets must be left in a read for a run to be looked for. One of QoS 1 is sent by itself, which
+# costs as much as ten packets that are looked at. 100 publishers, 10 packets a read, us a message: 0.41 and
+# 1.39 with 8 for both, 0.31 and 1.10 with these.
 FEW, FEW_1 = 4, 12
 # So many are looked at one by one, in which strides are no better, so many at once then, and then all: a run
 # that ends early costs little.
@@ -155,21 +155,37 @@ def rewrite_aliases(
     without it. Ends at the first packet that has a Topic Name or an alias that is not known.
     """
     out: list[bytes] = []
+    seen: dict[bytes, tuple[bytes, bytes]] = {}  # by block: what comes before and behind the identifier
     at, size = 0, len(data)
     most = 2 * size + SHORT  # bytes: a long name takes a thousand times what stands for it
     while at + 5 < size and most > 0 and data[at] in (0x30, 0x32):
-        start, end = bounds(data, at)
-        block_at = start + 2 + (data[at] & 2)
+        length, start = data[at + 1], at + 2
+        if length > 0x7F:  # `bounds` in place, and what was found kept: 0.98 -> 0.6 us a packet
+            if not 0 < data[at + 2] < 0x80:
+                break
+            length, start = length & 0x7F | data[at + 2] << 7, at + 3
+        end, block_at = start + length, start + 2 + (data[at] & 2)
         if end > size or block_at >= end or data[start] or data[start + 1]:
             break
         block_end = block_at + 1 + data[block_at]
-        alias, block = look(data[block_at:block_end])
-        name = names.get(alias)
-        if name is None or block_end > end or end - start + 4 * len(name) > SHORT:
+        raw = data[block_at:block_end]
+        found = seen.get(raw)
+        if found is None:
+            alias, block = look(raw)
+            name = names.get(alias)
+            if name is None:
+                break
+            found = seen[raw] = ENCODED_TOPICS[name], block
+        topic, block = found
+        length += len(topic) + len(block) - 2 - (block_end - block_at)
+        if block_end > end or length > SHORT:
             break
-        body = b"".join((ENCODED_TOPICS[name], data[start + 2 : block_at], block, data[block_end:end]))
-        out += (data[at : at + 1], varint_bytes(len(body)), body)
-        most -= len(body)
+        if data[at] == 0x30:
+            out += (b"\x30", varint_bytes(length), topic, block, data[block_end:end])
+        else:
+            head = data[at : at + 1] + varint_bytes(length)
+            out += (head, topic, data[start + 2 : block_at], block, data[block_end:end])
+        most -= length
         at = end
     return b"".join(out), at
 
