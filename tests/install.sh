@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs what the tests need and pip does not bring, where it is missing: the real clients
 # mosquitto-clients (Debian) and MQTT.js (npm), the module that makes a virtual environment, a C compiler
-# with Python's headers for the compiled build, OpenSSL with its own for tests/benchmarks, for tests/spark Java, and for tests/faults
-# also libfaketime and iproute2 (for networks that lose packets).
+# with Python's headers for the compiled build, OpenSSL with its own for tests/benchmarks, for tests/spark Java
+# and Chromium, and for tests/faults also libfaketime and iproute2 (for networks that lose packets).
 set -euo pipefail
 cd "$(dirname "$0")/end_to_end/js"
 
@@ -17,6 +17,7 @@ headers='import os, sys, sysconfig; sys.exit(not os.path.isfile(sysconfig.get_pa
 command -v openssl >/dev/null || missing+=(openssl)
 [ -e /usr/include/openssl/ssl.h ] || missing+=(libssl-dev)
 command -v ip >/dev/null || missing+=(iproute2)
+command -v chromium >/dev/null || command -v google-chrome >/dev/null || missing+=(chromium)
 command -v java >/dev/null || [ -x "${JAVA_HOME:-}/bin/java" ] || missing+=(openjdk-17-jre-headless)
 compgen -G '/usr/lib/*/faketime/libfaketimeMT.so.1' >/dev/null || missing+=(libfaketime)
 

@@ -87,7 +87,8 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
 SPARK_FOLDERS: dict[str, set[str]] = {
     "log": {"listing", "lines", "plan", "moments", "rows", "consumers"},
     "silver": {"ddl", "edges", "payloads", "progress", "protobuf", "rules", "sparkplug", "tables"},
-    "gold": set(),
+    "gold": {"audit", "delivery", "hours", "live", "refresh", "sketch", "summary", "traffic"},
+    "page": {"document", "numbers", "plots", "text"},
     "tools": {"record", "samples", "shapes", "logfiles"},
     "mqtt": {"line", "options"},
 }
@@ -104,8 +105,9 @@ SPARK_MAY_IMPORT: dict[str, set[str]] = {
     "ingest": {*SPARK_BASE, "source", "log"},
     "silver": SPARK_BASE,
     "decode": {*SPARK_BASE, "silver"},
-    "gold": SPARK_BASE,
-    "report": {*SPARK_BASE, "gold"},
+    "gold": {*SPARK_BASE, "silver"},
+    "page": set(),
+    "report": {*SPARK_BASE, "gold", "page"},
     "compact": SPARK_BASE,
     "tools": {*SPARK_BASE, "mqtt", "silver"},
 }

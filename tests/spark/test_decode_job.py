@@ -90,5 +90,5 @@ def test_decode_kill9(spark: SparkSession, tmp_path: Path) -> None:
         wide = read_wide(spark, lake.out, rule)
         assert wide is not None
         places += [row.offset for row in wide.select("offset").collect()]
-    places += [row.offset for row in payloads_table(lake.out).read(spark, PAYLOADS).select("offset").collect()]
+    places += [row.offset for row in payloads_table(lake.out).read(spark, PAYLOADS).collect()]
     assert sorted(places) == list(range(len(rows)))

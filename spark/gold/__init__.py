@@ -1,0 +1,1 @@
+"""Bronze and silver -> the tables that a person reads, and the page that shows them."""

@@ -1,0 +1,223 @@
+"""What a person is shown, without a JVM: numbers with units, lines of a terminal, the page in Chromium."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark.page import numbers as n
+from spark.page.document import POLICY, document
+from spark.page.plots import logarithmic, runs, strip, times
+from spark.page.text import text
+from tests.spark.report_sample import EMPTY, MINUTE, NOON, book, full
+
+NASTY = '"><script>alert(1)</script>\n\u2028é'
+
+
+@pytest.mark.parametrize(
+    ("shown", "wanted"),
+    [
+        (n.count(0), "0"),
+        (n.count(99_999), "99,999"),
+        (n.count(1_234_567), "1.23 M"),
+        (n.count(0.25), "0.25"),
+        (n.size(999), "999 B"),
+        (n.size(1_500), "1.5 kB"),
+        (n.size(999_950), "1 MB"),
+        (n.microseconds(0), "0 µs"),
+        (n.microseconds(850), "850 µs"),
+        (n.microseconds(1_234), "1.23 ms"),
+        (n.microseconds(90_000_000), "1 min 30 s"),
+        (n.milliseconds(0), "0 ms"),
+        (n.milliseconds(-5_000), "−5 s"),
+        (n.seconds(7_500), "2 h 5 min"),
+        (n.seconds(90_000), "1 d 1 h"),
+        (n.percent(0.5), "50 %"),
+        (n.percent(0.000001), "under 0.01 %"),
+        (n.percent(None), n.NOTHING),
+        (n.rate(2.5), "2.5/s"),
+        (n.name("a\nb"), "a\\u000ab"),
+        (n.name("x" * 100, 11), "xxxxx…xxxxx"),
+    ],
+)
+def test_numbers_have_units(shown: str, wanted: str) -> None:
+    assert shown == wanted
+
+
+@given(st.floats(1e-6, 1e15))
+def test_an_axis_reaches_what_it_shows(top: float) -> None:
+    ticks = n.ticks(top)
+    assert ticks[0] == 0 and ticks[-1] >= top * 0.999
+    assert 2 <= len(ticks) <= 7
+
+
+@given(st.floats(1, 1e9), st.floats(1, 1e9))
+def test_a_logarithmic_axis_holds_both_ends(one: float, other: float) -> None:
+    scale = logarithmic(min(one, other), max(one, other))
+    assert -1e-6 <= scale.at(min(one, other)) <= scale.at(max(one, other)) <= 1 + 1e-6
+
+
+def test_lines_break_where_nothing_is_known() -> None:
+    assert runs([1, None, 2, 3, None]) == [[(0, 1)], [(2, 2), (3, 3)]]
+
+
+def test_times_are_few_and_in_order() -> None:
+    found = times([NOON + at * MINUTE for at in range(180)])
+    assert [label for _, label in found] == ["12:00", "12:30", "13:00", "13:30", "14:00", "14:30"]
+
+
+def test_a_hole_is_wide_enough_to_be_seen() -> None:
+    assert "width:0.500%" in strip(0, 10**9, [(5, 5)], "")
+    assert "left:99.500%" in strip(0, 10**9, [(10**9 - 1, 10**9 - 1)], "")
+
+
+def test_text() -> None:
+    lines = text(full(audit=[book("messages", (120, 129)), book("events")]))
+    assert "10,000 messages, 812 kB of payload, 240 topics, about 17 publishers" in lines
+    assert "Audit: FAILED" in lines and "10 offsets missing; missing: 120-129" in lines
+    assert re.search(r"plant/line/1 +5,300 +53 % +400 kB", lines)
+    assert re.search(r"delivered +0 +40 +800 µs +4 ms +52 ms", lines)
+    assert max(map(len, lines.splitlines())) <= 110
+
+
+def test_text_of_nothing() -> None:
+    assert text(EMPTY) == "Report: nothing yet\n\nAudit: nothing to audit\n\nNo messages in this period.\n"
+
+
+class Words(HTMLParser):
+    """The words of a page, and everything that would make a request or run."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.outside: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        for name, value in attributes:
+            if name in ("src", "href", "srcset", "data", "action") and value != "data:,":
+                self.outside.append(f"{tag} {name}={value}")
+            if name.startswith("on"):
+                self.outside.append(f"{tag} {name}")
+        if tag in ("script", "iframe", "object", "embed"):
+            self.outside.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+@pytest.mark.parametrize("report", [full(), full(topic=NASTY), EMPTY], ids=["full", "nasty", "empty"])
+def test_the_page_asks_for_nothing_and_runs_nothing(report: dict[str, Any]) -> None:
+    page = document(report)
+    assert Words(page).outside == []
+    assert not re.search(r"url\(|@import|https?:", page)
+
+
+def test_the_figures_are_in_the_page() -> None:
+    words = " ".join(Words(document(full(audit=[book("messages", (1_200, 1_290)), book("events")]))).words)
+    for figure in (
+        "10,000",
+        "812 kB",
+        "Audit failed",
+        "91 offsets missing",
+        "Missing: 1,200–1,290",
+        "balanced",
+    ):
+        assert figure in words
+    for figure in ("plant/line/1", "5,300 · 53 %", "queue full", "line: not JSON", "11 min 40 s", "52 ms"):
+        assert figure in words
+
+
+def test_a_page_of_nothing_says_so_in_each_place() -> None:
+    page = document(EMPTY)
+    assert page.count('class="empty"') == 10
+    assert "No messages in this period" in page and "nan" not in page.lower().replace("finan", "")
+
+
+CHROMIUM = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--enable-logging=stderr"),
+)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> str:
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    assert found, "no Chromium: run tests/install.sh"
+    return found
+
+
+def seen(
+    chromium: str, folder: Path, page: str, width: int
+) -> tuple[dict[str, Any], list[str], list[str]]:
+    """What a probe in the page measured at *width*; the console; what was asked of the page's own server."""
+    asked: list[str] = []
+    shown = page.replace("</main>", f"</main><script>{PROBE}</script>").encode()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.end_headers()
+            self.wfile.write(shown)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        flags = [f"--user-data-dir={folder / 'profile'}", f"--window-size={width},1500", "--dump-dom"]
+        command = [chromium, *CHROMIUM, *flags, f"http://127.0.0.1:{server.server_port}/page"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+        server.shutdown()
+    found = re.search(r'<pre id="probe">(.*?)</pre>', done.stdout, re.S)
+    console = re.findall(r".*CONSOLE.*", done.stderr)
+    return json.loads(found[1]) if found else {}, console, asked
+
+
+PROBE = """
+const wide = document.documentElement.clientWidth, all = query => [...document.querySelectorAll(query)];
+const inside = e => e.closest('.scroll') || e.closest('.tip') || e.closest('.strip');
+const out = all('main *').filter(e => !inside(e) && e.getBoundingClientRect().right > wide + 1);
+const plots = all('.field').map(e => e.getBoundingClientRect());
+const found = {
+  over: document.documentElement.scrollWidth - wide,
+  out: out.slice(0, 5).map(e => e.outerHTML.slice(0, 90)),
+  plots: plots.map(r => [Math.round(r.width), Math.round(r.height)]),
+  shapes: all('svg polygon').length,
+  text: Math.min(...all('.tick,.time').map(e => parseFloat(getComputedStyle(e).fontSize))),
+};
+const pre = document.createElement('pre');
+pre.id = 'probe'; pre.textContent = JSON.stringify(found); document.body.append(pre);
+"""
+
+
+@pytest.mark.parametrize("width", [1280, 500])
+def test_the_page_in_chromium(chromium: str, tmp_path: Path, width: int) -> None:
+    """No request leaves it, nothing is complained of, nothing hangs over, letters keep their size."""
+    page = document(full(topic=NASTY))
+    assert page.count(POLICY) == 1
+    found, console, asked = seen(chromium, tmp_path, page.replace(POLICY, ""), width)  # the probe is a script
+    assert (console, asked) == ([], ["/page"])
+    assert found["over"] <= 0 and found["out"] == []
+    assert found["shapes"] >= 3 and found["text"] >= 12
+    assert len(found["plots"]) == 3 and all(wide > 200 and high > 150 for wide, high in found["plots"])
+
+
+def test_the_browser_holds_the_page_to_its_policy(chromium: str, tmp_path: Path) -> None:
+    found, console, _ = seen(chromium, tmp_path, document(EMPTY), 800)
+    assert found == {} and len(console) == 1 and "script" in console[0]  # the probe, and nothing else
+    page = document(EMPTY).replace(POLICY, "").replace("</main>", '<img src="/more"></main>', 1)
+    _, _, asked = seen(chromium, tmp_path, page, 800)
+    assert asked == ["/page", "/more"]  # so a request would be seen
