@@ -61,8 +61,10 @@ class Member:
             return session.room(size)
         if not self.ready or self.outbound.gate:
             return 0
-        free = terms.maximum_queued_bytes - session.bytes - size
-        return min(inflight.window - inflight.used, inflight.count_unused(), free // (terms.overhead or 1))
+        room = (terms.maximum_queued_bytes - session.bytes - size) // (terms.overhead or 1)
+        slots, unused = inflight.window - inflight.used, inflight.count_unused()
+        room = room if room < slots else slots  # `min` takes 150 ns, and this is asked for each read
+        return room if room < unused else unused
 
 
 class Audience:
@@ -112,11 +114,14 @@ class Audience1:
                 return False
         room = size
         if self.numbered:
-            room = (free // len(self.numbered) - size) // (overhead or 1)
-            room = min(room, max(1, TOGETHER // len(self.numbered)))
+            count, queued = len(self.numbered), 0
+            room, most = (free // count - size) // (overhead or 1), TOGETHER // count or 1
+            room = room if room < most else most
             for member in self.numbered:
-                room = min(room, member.room(size))
-            self.queued = sum(member.queues for member in self.numbered)
+                fits = member.room(size)
+                room = room if room < fits else fits
+                queued += member.queues
+            self.queued = queued
         self.room = room
         return room > 0
 
