@@ -44,7 +44,7 @@ class Claim(NamedTuple):
 class Mark:
     """What of a producer was routed last; n -1: nothing of *batch* yet."""
 
-    __slots__ = ("again", "again_crc", "batch", "crc", "n", "trail", "turn")
+    __slots__ = ("again", "again_crc", "batch", "crc", "key", "n", "said", "trail", "turn")
 
     def __init__(
         self, batch: int, n: int, turn: int, crc: int = -1, trail: dict[int, int] | None = None
@@ -54,6 +54,8 @@ class Mark:
         self.turn = turn  # grows with every change of any mark: the order in which they are forgotten
         self.crc = crc  # over the batch up to n; -1: not known
         self.trail = trail or {}  # n -> what it was there
+        self.key = ""  # of its note
+        self.said = ""  # the trail, as the note says it; empty: to be made anew
         # Of the copies that come now: the n that is next (-1: they are none), and their CRC.
         self.again, self.again_crc = 0, 0
 
@@ -65,13 +67,15 @@ class Mark:
             before = self.again_crc if self.again == n else self.crc
         self.batch, self.n, self.again = batch, n, 0
         self.crc = -1 if before < 0 else crc_of(message, before)
-        if n & (n + 1) == 0 and self.crc >= 0:
-            self.trail[n] = self.crc
+        if n & (n + 1) == 0:
+            self.said = ""
+            if self.crc >= 0:
+                self.trail[n] = self.crc
 
     def back_to(self, n: int) -> None:
         """Nothing after *n* was routed."""
         self.n, self.crc, self.again = n, self.trail.get(n, -1), 0
-        self.trail = {at: crc for at, crc in self.trail.items() if at <= n}
+        self.trail, self.said = {at: crc for at, crc in self.trail.items() if at <= n}, ""
 
     def is_copy(self, batch: int, n: int, message: Message) -> bool:
         """Whether *message*, at or below the mark, may be what was routed as (batch, n)."""
@@ -88,8 +92,9 @@ class Mark:
 
     def note(self) -> bytes:
         """All of it, as text."""
-        trail = " ".join(f"{at}:{crc}" for at, crc in self.trail.items())
-        return f"{self.batch} {self.n} {self.turn} {self.crc} {trail}".encode()
+        if not self.said:
+            self.said = "".join([f" {at}:{crc}" for at, crc in self.trail.items()])
+        return f"{self.batch} {self.n} {self.turn} {self.crc}{self.said}".encode()
 
 
 def mark_of(note: bytes) -> Mark:
@@ -145,7 +150,8 @@ class Dedup(HookBase):
         """Take up what the store has."""
         self._users.clear()
         self._count = self._turn = 0
-        self._notes = notes = broker.notes(self.id)
+        notes = broker.notes(self.id)
+        self._notes = notes if notes.durable else None
         found = []
         for key, value in notes.items():
             try:
@@ -227,7 +233,8 @@ class Dedup(HookBase):
         mark.turn = self._turn
         self._users[user].move_to_end(producer)
         if self._notes is not None:
-            self._notes.put(key_of(user, producer), mark.note())
+            mark.key = mark.key or key_of(user, producer)
+            self._notes.put(mark.key, mark.note())
 
     def _add(self, user: str | None, producer: str, mark: Mark) -> None:
         while self._count >= self.maximum_producers:
