@@ -1,10 +1,11 @@
-"""What a message costs from the log to bronze: microseconds of CPU, and ratios to Spark's own reader.
+"""What a message costs from the log to bronze, and back: microseconds of CPU, and ratios of the same run.
 
     python benchmarks/spark.py [--messages N] [--rounds N] [line ...]
 
-Lines: read, ingest, memory, tail. Every ratio is to a baseline of the same run: `spark.read.json` of the same
-files, written nowhere. CPU is that of the whole process tree, JVM and workers, on a warm JVM, the best of the
-rounds. Ratios travel between machines, figures do not. Exit code 1: a ratio is below its bar.
+Lines: read, ingest, memory, tail, sink. Ratios of the first are to `spark.read.json` of the same files,
+written nowhere; of the sink to paho-mqtt with the same messages, of the broker to itself without dedup. CPU
+is that of the whole process tree, JVM and workers, on a warm JVM, the best of the rounds. Ratios travel between
+machines, figures do not. Exit code 1: a ratio is below its bar.
 """
 
 from __future__ import annotations
@@ -29,10 +30,14 @@ ROOT = Path(__file__).parents[1]
 if Path(sys.path[0]).resolve() == ROOT / "benchmarks":  # run as a file: `spark` must be the package
     sys.path[0] = str(ROOT)
 
+import pyarrow as pa  # noqa: E402
+from paho.mqtt import client as mqtt  # noqa: E402
+
 from broker.hook.log.names import OpenSegment  # noqa: E402
 from broker.hook.log.segment import Segment  # noqa: E402
-from spark import ingest, session  # noqa: E402
+from spark import ingest, live, session  # noqa: E402
 from spark.log.listing import Log  # noqa: E402
+from spark.mqtt.options import Address  # noqa: E402
 from spark.schema import KINDS, PLACE  # noqa: E402
 from spark.source import register  # noqa: E402
 from spark.tables import LAYOUTS  # noqa: E402
@@ -227,13 +232,79 @@ def write_on(log: Path, rate: int, ended: threading.Event) -> None:
         ended.wait(0.1)
 
 
+@contextlib.contextmanager
+def broker(folder: Path, *settings: str) -> Iterator[tuple[int, int]]:
+    """A broker as a process: its port, and its number."""
+    command = [sys.executable, "-m", "broker", "--listen", "tcp://127.0.0.1:0", "--set", "log.level=error"]
+    command += [part for setting in settings for part in ("--set", setting)]
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        said = next(line for line in process.stdout if "listening on" in line)
+        yield int(said.rpartition("127.0.0.1:")[2].split()[0].rstrip(",.")), process.pid
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def of_process(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICK
+
+
+def by_sink(port: int, batch: int, rows: list[tuple[str, bytes]]) -> None:
+    """One task, without the JVM that would give it its rows."""
+    columns = [pa.array(list(each)) for each in zip(*rows, strict=True)]
+    batches = pa.Table.from_arrays(columns, ["topic", "payload"]).to_batches(10_000)
+    live.send(live.Settings(Address(port=port)), "benchmark", batch, batches)
+
+
+def by_paho(port: int, rows: list[tuple[str, bytes]]) -> None:
+    client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
+    client.max_inflight_messages_set(512)
+    client.connect("127.0.0.1", port)
+    client.loop_start()
+    properties = mqtt.Properties(mqtt.PacketTypes.PUBLISH)
+    properties.UserProperty = ("producer", "none")
+    sent = [client.publish(topic, payload, 1, properties=properties) for topic, payload in rows]
+    for each in sent:
+        each.wait_for_publish(60)
+    client.disconnect()
+    client.loop_stop()
+
+
+def sink(folder: Path, count: int, rounds: int) -> Iterator[Line]:
+    """CPU of one task that publishes, against paho-mqtt; and of the broker with and without dedup."""
+    rows = [(f"devices/{n % 500}/state", b"x" * 81) for n in range(count)]
+    costs: dict[str, list[float]] = {}
+    for name, dedup in (("without", "false"), ("dedup", "true")):
+        store = f"store.path={folder / name}.db"
+        with broker(folder, store, f"dedup.enabled={dedup}") as (port, pid):
+            for batch in range(rounds + 1):
+                ours, theirs = time.process_time(), of_process(pid)
+                by_sink(port, batch, rows)
+                costs.setdefault("sink", []).append(time.process_time() - ours)
+                costs.setdefault(name, []).append(of_process(pid) - theirs)
+            if name == "without":
+                before = time.process_time()
+                by_paho(port, rows)
+                costs["paho"] = [time.process_time() - before]
+    least = {name: min(found) / count * 1e6 for name, found in costs.items()}
+    yield Line("sink, a task", f"{least['sink']:6.1f} us", least["paho"] / least["sink"], 2.0)
+    yield Line("broker with dedup", f"{least['dedup']:6.1f} us", least["without"] / least["dedup"], 0.25)
+
+
+LINES = ("read", "ingest", "memory", "tail", "sink")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("lines", nargs="*", metavar="line", help="read, ingest, memory, tail; default: all")
+    parser.add_argument("lines", nargs="*", metavar="line", help=f"{', '.join(LINES)}; default: all")
     parser.add_argument("--messages", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
-    lines = {*given.lines} or {"read", "ingest", "memory", "tail"}
+    lines = {*given.lines} or {*LINES}
     found = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -243,6 +314,8 @@ def main() -> int:
             found.append(memory(folder, given.messages // 4))
         if "tail" in lines:
             found.append(tail(folder, 60, 2000))
+        if "sink" in lines:
+            found += sink(folder, given.messages // 8, given.rounds)
     for line in found:
         bar = f"{'<=' if line.at_most else '>='} {line.bar:.2f}{'' if line.holds else '  !'}"
         print(f"{line.what:36} {line.figure:24} {line.ratio:5.2f}  {bar}")
