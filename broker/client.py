@@ -32,6 +32,7 @@ log = logging.getLogger("broker.client")
 
 ACK = Struct(">BBH")  # PUBACK, PUBREC, PUBREL and PUBCOMP with Reason Code 0x00, in every version
 SHORTEST_CONNACK = 5  # bytes: all that is safe to send while CONNECT was not understood
+GOODBYE = b"\xe0\0"  # DISCONNECT with nothing in it
 LARGE = 64 * 1024  # bytes of an unfinished packet that are too many when memory is short
 
 
@@ -46,6 +47,7 @@ class ClientTerms(WriteTerms):
     serve: Callable[[Client, bytes], None]  # runs a client that has this to read, or more, or is at its end
     lane: Callable[[Client, bytes], bytes]  # the fast lane: gives what it does not take
     delivered: Callable[[str, Message, int], None] | None = None  # a PUBLISH is on its way
+    express: Callable[[Client, bytes], bool] | None  # the same for CONNECT and DISCONNECT; whether it took it
     not_stored: Callable[[Client, bytes, Any, Exception], bytes | None]  # what an acknowledgement becomes
 
 
@@ -125,12 +127,13 @@ class Client(Identified):
         finally:
             self.task = None
             if ended:
-                self._end()
+                self.end_reading()
         self.spare_reader()
         self.serving = ended
         return not ended
 
-    def _end(self) -> None:
+    def end_reading(self) -> None:
+        """Nothing more is read."""
         self.over = True
         if self.extra.writer:
             self.extra.writer.cancel()
@@ -191,6 +194,9 @@ class Client(Identified):
         """*data* arrived: the read loop has what the fast lane leaves. See transport.Reader."""
         if self.serving:
             return data
+        express = self._terms.express
+        if express is not None and (self.phase is Phase.NEW or data == GOODBYE) and express(self, data):
+            return b""
         rest = self._offer(data)
         self._terms.stats.bytes_received += len(data) - len(rest)
         self.count_received(len(data) - len(rest))

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
 from broker.client import Client, ClientTerms, no_lane
 from broker.core import CONNECTION_OVERHEAD, TLS_OVERHEAD, Core
 from broker.errors import ServerShuttingDown
-from broker.handle.disconnect import serve_client
+from broker.handle.disconnect import say_goodbye, serve_client
 from broker.handle.dispatch import dispatcher
+from broker.handle.express import Express
 from broker.handle.publish import check_publish_topic, not_stored
 from broker.lane.lane import Lane
 from broker.outbound import Flusher
@@ -30,7 +31,7 @@ class Connections:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._terms = client_terms(core, self._serve)
+        self._terms = client_terms(core, self._serve, self._goodbye)
         self._tasks: dict[Client, asyncio.Task[bool] | None] = {}
         self._addresses: Counter[str] = Counter()
         self.open = False  # new ones are accepted
@@ -121,6 +122,20 @@ class Connections:
         finally:
             hooks.in_place = before
 
+    def _goodbye(self, client: Client) -> None:
+        """*client*, which nobody serves, has sent DISCONNECT and nothing else."""
+        client.serving = True
+        try:
+            waits = say_goodbye(self._core, client)
+        except Exception as error:
+            client.fail_inside(error, "end of a connection")
+            self._forget(client)
+        else:
+            if waits is None:
+                self._forget(client)
+            else:
+                self._spawn(client, _gone(waits))
+
     def _spawn(self, client: Client, work: Coroutine[Any, Any, bool]) -> asyncio.Task[bool]:
         task = self._tasks[client] = asyncio.create_task(work)
         task.add_done_callback(partial(self._served, client))
@@ -167,15 +182,23 @@ class Rest(Coroutine[Any, Any, bool]):
         return self._work.__await__()
 
 
+async def _gone(waits: Awaitable[None]) -> bool:
+    await waits
+    return False
+
+
 def _host(peer: Peer) -> str:
     """Its address without the port; empty for other than TCP."""
     return peer.address.rpartition(":")[0]
 
 
-def client_terms(core: Core, serve: Callable[[Client, bytes], None]) -> ClientTerms:
+def client_terms(
+    core: Core, serve: Callable[[Client, bytes], None], goodbye: Callable[[Client], None]
+) -> ClientTerms:
     strict = core.config.protocol.disallowed_code_points == "reject"
     names = TopicNames(strict)
-    lane = Lane(core, names, check_publish_topic)
+    lane, express = Lane(core, names, check_publish_topic), Express(core, goodbye)
+    fast = core.config.capacity.fast_lane
     return ClientTerms(
         limits=core.config.limits,
         protocol=core.config.protocol,
@@ -187,7 +210,8 @@ def client_terms(core: Core, serve: Callable[[Client, bytes], None]) -> ClientTe
         dropped=core.dropped,
         dispatch=dispatcher(core),
         serve=serve,
-        lane=lane.take if lane.open and core.config.capacity.fast_lane else no_lane,
+        lane=lane.take if lane.open and fast else no_lane,
+        express=express.take if express.open and fast else None,
         counts=core.hooks.look,
         delivered=core.hooks.on_delivered if core.hooks.hears_delivered else None,
         not_stored=partial(not_stored, core),

@@ -40,7 +40,7 @@ class Bench:
             limits=Limits(**limits), protocol=Protocol(), clock=self.clock, stats=Stats(0),
             budget=self.budget, readers=readers, dropped=self._dropped, dispatch=self._dispatch,
             journal=Journal(None, levels_of("always", ()), self.clock), not_stored=lambda *_: None,
-            serve=lambda *_: None, lane=no_lane,
+            serve=lambda *_: None, lane=no_lane, express=None,
         )  # fmt: skip
         self.version = version
         self.client = Client(self.wire, terms)

@@ -67,7 +67,10 @@ MODULES: dict[str, set[str]] = {
         *("log.line", "log.names", "log.segment", "log.recorder", "log.recover", "log.retention", "log.runs"),
     },
     "transport": {"base", "listen", "tcp", "epoll", "tls", "http11", "frames", "websocket", "memory"},
-    "handle": {"dispatch", "connect", "auth", "publish", "acks", "subscribe", "disconnect", "deadlines"},
+    "handle": {
+        *("dispatch", "connect", "auth", "publish", "acks", "subscribe", "disconnect", "deadlines"),
+        "express",
+    },
     "gateway": {"local", "http", "metrics", "dashboard", "cable", "channel", "queue", "broadcast", "bridge"},
 }
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from broker.client import Client, Phase
+from broker.config import Limits
 from broker.core import Core
 from broker.errors import (
     ClientIdentifierNotValid,
@@ -415,13 +416,17 @@ def _start(
     if core.journal.failure is None:
         client.outbound.cork(core.journal.promise(changes))
     client.send(Connack(present and packet.version is not Version.MQTT_3_1, 0, announcements))
-    if log.isEnabledFor(logging.INFO):
-        address, how = client.peer.address, "resumed" if present else "new session"
-        log.info("connected %r from %s (%s, %s)", client.client_id, address, packet.version.name, how)
+    log_connected(client, present)
     if core.hooks.look:
         core.hooks.on_connack(client.info, 0, present)
         core.hooks.on_session(session.client_id, "resumed" if present else "created", len(session.queue))
     session.pump()
+
+
+def log_connected(client: Client, present: bool) -> None:
+    if log.isEnabledFor(logging.INFO):
+        address, how = client.peer.address, "resumed" if present else "new session"
+        log.info("connected %r from %s (%s, %s)", client.client_id, address, client.version.name, how)
 
 
 def _note_limits(core: Core, client: Client, properties: Properties) -> None:
@@ -453,13 +458,9 @@ def _keep_alive(core: Core, packet: Connect) -> int:
     return packet.keep_alive
 
 
-def _announce(core: Core, client: Client, packet: Connect, session: Session) -> dict[str, Any]:
-    """CONNACK properties: what differs from the standard's default, and nothing else [MQTT5 3.2.2.3]."""
-    limits = core.config.limits
+def announced(limits: Limits) -> dict[str, Any]:
+    """What each CONNACK of 5.0 says of *limits*: what differs from the standard's default [MQTT5 3.2.2.3]."""
     found: dict[str, Any] = {}
-    said: dict[str, Any] = {}  # by hooks and settings: may be more than a packet can carry
-    if session.expiry_interval != client.connect_expiry_interval:
-        found["session_expiry_interval"] = session.expiry_interval
     if limits.receive_maximum < 65535:
         found["receive_maximum"] = limits.receive_maximum
     if limits.maximum_qos < 2:
@@ -476,6 +477,15 @@ def _announce(core: Core, client: Client, packet: Connect, session: Session) -> 
     ):
         if not getattr(limits, feature):
             found[feature] = 0
+    return found
+
+
+def _announce(core: Core, client: Client, packet: Connect, session: Session) -> dict[str, Any]:
+    """The CONNACK properties for *client*."""
+    found = announced(core.config.limits)
+    said: dict[str, Any] = {}  # by hooks and settings: may be more than a packet can carry
+    if session.expiry_interval != client.connect_expiry_interval:
+        found["session_expiry_interval"] = session.expiry_interval
     if client.keep_alive != packet.keep_alive:
         found["server_keep_alive"] = client.keep_alive
     template = core.config.protocol.response_information

@@ -50,6 +50,13 @@ async def serve_client(core: Core, client: Client, data: bytes) -> bool:
     return stays
 
 
+def say_goodbye(core: Core, client: Client) -> Awaitable[None] | None:
+    """*client*, which nobody serves, has sent DISCONNECT and nothing else: as `serve_client` does it."""
+    handle_disconnect(core, client, Disconnect())
+    client.end_reading()
+    return _see_off(core, client)
+
+
 async def finish(waits: Awaitable[None] | None) -> None:
     """What a call gave that may have to wait."""
     if waits is not None:
