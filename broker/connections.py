@@ -34,6 +34,7 @@ class Connections:
         self._terms = client_terms(core, self._serve, self._goodbye)
         self._tasks: dict[Client, asyncio.Task[bool] | None] = {}
         self._addresses: Counter[str] = Counter()
+        self._encrypted: set[Client] = set()
         self.open = False  # new ones are accepted
 
     def __len__(self) -> int:
@@ -69,7 +70,9 @@ class Connections:
         client = Client(connection, self._terms)
         if core.hooks.look:
             client.look(peer)
-        self._count(client, peer, 1)
+        if peer.transport in ("tls", "wss"):
+            self._encrypted.add(client)
+        self._count(client, 1)
         self._tasks[client] = None
         connection.attach(client)
         if connection.has_unread():
@@ -79,12 +82,12 @@ class Connections:
         """Whether *host* has all the connections that it may have."""
         return bool(host) and self._addresses[host] >= most
 
-    def _count(self, client: Client, peer: Peer, step: int) -> None:
+    def _count(self, client: Client, step: int) -> None:
         """*client* is one more, or one less: its bytes, and its address if that matters to anybody."""
-        cost = CONNECTION_OVERHEAD + TLS_OVERHEAD * (peer.transport in ("tls", "wss"))
+        cost = CONNECTION_OVERHEAD + TLS_OVERHEAD * (client in self._encrypted)
         self._core.budget.take_anyway(step * cost)
         if self._core.config.capacity.maximum_connections_per_address:
-            host = _host(peer)
+            host = _host(client.peer)
             self._addresses[host] += step
             if not self._addresses[host]:
                 del self._addresses[host]
@@ -156,7 +159,8 @@ class Connections:
 
     def _forget(self, client: Client) -> None:
         del self._tasks[client]
-        self._count(client, client.peer, -1)
+        self._count(client, -1)
+        self._encrypted.discard(client)
 
 
 class Rest(Coroutine[Any, Any, bool]):

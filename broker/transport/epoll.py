@@ -87,16 +87,35 @@ class Poll:
                 os.close(connection.descriptor)
 
 
+class Rest:
+    """What most connections do without, most of the time."""
+
+    __slots__ = ("chunks", "drained", "error", "gone", "sink", "timer", "unread", "waiter")
+
+    def __init__(self) -> None:
+        self.chunks: list[bytes] | None = None  # what nobody has read
+        self.unread = 0  # bytes of it, never more than CHUNK
+        self.error: OSError | None = None
+        self.sink: Callable[[bytes], None] | None = None
+        self.waiter: asyncio.Future[None] | None = None
+        self.drained: asyncio.Event | None = None
+        self.gone: asyncio.Event | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+
+NOTHING = Rest()  # of all that have none; nobody changes it
+
+
 class EpollConnection:
     """One accepted TCP or Unix socket.
 
-    Everything that an idle connection does not need is None. A write that fails does not end the
-    connection: what the peer said before it went is read first.
+    What an idle connection does not need is in its Rest, which is made when it does. A write that fails does
+    not end the connection: what the peer said before it went is read first.
     """
 
     __slots__ = (
-        "_chunks", "_closing", "_drained", "_eof", "_error", "_events", "_gone", "_out", "_poll", "_reader",
-        "_sink", "_timer", "_unread", "_waiter", "_writable", "address", "descriptor",
+        "_closing", "_eof", "_events", "_out", "_poll", "_reader", "_rest", "_writable", "address",
+        "descriptor",
     )  # fmt: skip
 
     def __init__(self, poll: Poll, descriptor: int, address: str) -> None:
@@ -104,19 +123,18 @@ class EpollConnection:
         self.descriptor = descriptor  # -1 once it is closed
         self.address = address
         self._events = READ  # what the epoll tells us of
-        self._chunks: list[bytes] | None = None
-        self._unread = 0  # bytes in _chunks, never more than CHUNK
         self._out: bytearray | None = None  # what the kernel did not take yet
         self._writable = True  # write() still takes something
         self._eof = False
         self._closing = False
-        self._error: OSError | None = None
         self._reader: Reader | None = None
-        self._sink: Callable[[bytes], None] | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._drained: asyncio.Event | None = None
-        self._gone: asyncio.Event | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._rest = NOTHING
+
+    def _own(self) -> Rest:
+        """Its Rest, to put something there."""
+        if self._rest is NOTHING:
+            self._rest = Rest()
+        return self._rest
 
     # What the Connection is asked
 
@@ -126,19 +144,21 @@ class EpollConnection:
 
     async def read(self) -> bytes:
         if not self.has_unread():
-            self._waiter = self._poll.loop.create_future()
-            await self._waiter
-        if self._chunks is not None:
-            return self._unqueue(self._chunks)
-        if self._error is not None and not self._closing and self._sink is None:
-            raise ConnectionError(str(self._error)) from self._error
+            waiter = self._own().waiter = self._poll.loop.create_future()
+            await waiter
+        rest = self._rest
+        if rest.chunks is not None:
+            return self._unqueue(rest.chunks)
+        if rest.error is not None and not self._closing and rest.sink is None:
+            raise ConnectionError(str(rest.error)) from rest.error
         return b""
 
     def attach(self, reader: Reader | None) -> None:
         self._reader = reader
 
     def has_unread(self) -> bool:
-        return self._chunks is not None or self._eof or self._closing or self._sink is not None
+        rest = self._rest
+        return self._eof or self._closing or rest.chunks is not None or rest.sink is not None
 
     def write(self, data: bytes) -> None:
         if not self._writable:
@@ -162,8 +182,8 @@ class EpollConnection:
 
     async def drain(self) -> None:
         while self._out is not None:
-            self._drained = self._drained or asyncio.Event()
-            await self._drained.wait()
+            drained = self._own().drained = self._rest.drained or asyncio.Event()
+            await drained.wait()
 
     def close(self) -> None:
         if self._closing:
@@ -181,11 +201,13 @@ class EpollConnection:
 
     async def wait_closed(self) -> None:
         if self.descriptor >= 0:
-            self._gone = self._gone or asyncio.Event()
-            await self._gone.wait()
+            gone = self._own().gone = self._rest.gone or asyncio.Event()
+            await gone.wait()
 
     def wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
+        waiter = self._rest.waiter
+        if waiter is not None:
+            self._own().waiter = None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
         elif self._reader is not None:
@@ -194,7 +216,8 @@ class EpollConnection:
     def divert(self, sink: Callable[[bytes], None]) -> None:
         if self._closing or self.descriptor < 0:
             return
-        unread, self._sink = self._chunks, sink
+        unread = self._rest.chunks
+        self._own().sink = sink
         self._start_timer()
         self._drop_unread()
         if self._eof:
@@ -203,23 +226,26 @@ class EpollConnection:
             sink(b"".join(unread))
 
     def _unqueue(self, chunks: list[bytes]) -> bytes:
-        self._chunks, self._unread = None, 0
+        rest = self._own()
+        rest.chunks, rest.unread = None, 0
         if not self._events & READ and not self._eof:
             self._watch(self._events | READ)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def _drop_unread(self) -> None:
-        if self._chunks is not None:
-            self._unqueue(self._chunks)
+        if self._rest.chunks is not None:
+            self._unqueue(self._rest.chunks)
         self.wake()
 
     def _stop_reading(self) -> None:
-        self._closing, self._writable, self._sink = True, False, None
+        self._closing, self._writable = True, False
+        if self._rest.sink is not None:
+            self._own().sink = None
         self._drop_unread()
 
     def _start_timer(self) -> None:
-        if self._timer is None:
-            self._timer = self._poll.loop.call_later(self._poll.linger, self.abort)
+        if self._rest.timer is None:
+            self._own().timer = self._poll.loop.call_later(self._poll.linger, self.abort)
 
     # What the epoll tells
 
@@ -232,7 +258,7 @@ class EpollConnection:
 
     def receive(self) -> None:
         """One read. Who waits for it is woken, unless the Reader takes all."""
-        unread = self._unread
+        unread = self._rest.unread
         if unread >= CHUNK:  # only now: who reads within a turn of the loop spares two system calls
             self._watch(self._events & ~READ)
             return
@@ -248,29 +274,30 @@ class EpollConnection:
             return
         if self._closing:
             return
-        if self._sink is not None:
-            self._sink(data)
+        if self._rest.sink is not None:
+            self._rest.sink(data)
             return
         if not unread and self._reader is not None:
             data = self._reader.take(data)
             if not data or self._closing:
                 return
-        if self._chunks is None:
-            self._chunks = [data]
+        rest = self._own()
+        if rest.chunks is None:
+            rest.chunks = [data]
         else:
-            self._chunks.append(data)
-        self._unread = unread + len(data)
+            rest.chunks.append(data)
+        rest.unread = unread + len(data)
         self.wake()
 
     def _end_of_stream(self) -> None:
         """The peer writes no more. Our side stays open, so that answers can still leave."""
         self._eof = True
-        if self._error is not None:
+        if self._rest.error is not None:
             self._lose(None)
             return
         self._watch(self._events & ~READ)
         self.wake()
-        if self._sink is not None:
+        if self._rest.sink is not None:
             self.close()
         elif self._closing and self._out is None:
             self._lose(None)
@@ -297,21 +324,22 @@ class EpollConnection:
         if self._eof or self._closing or not isinstance(error, ConnectionError):
             self._lose(error)
         else:
-            self._error = error.with_traceback(None)
+            self._own().error = error.with_traceback(None)
             self._writable = False
             self._tell_drained()
 
     def _tell_drained(self) -> None:
         self._out = None
         self._watch(self._events & ~WRITE)
-        drained, self._drained = self._drained, None
+        drained = self._rest.drained
         if drained is not None:
+            self._own().drained = None
             drained.set()
 
     def _end_writing(self) -> None:
         """Nothing is pending. A full close with unread input would make the kernel send RST, which
         can destroy what was written last; so only our side ends, until the peer ends its own."""
-        if self._eof or self._error is not None or self._has_ended():
+        if self._eof or self._rest.error is not None or self._has_ended():
             self._lose(None)
             return
         self._start_timer()
@@ -362,13 +390,14 @@ class EpollConnection:
             self._events = 0
         os.close(descriptor)
         self._poll.forget(descriptor)
-        if error is not None and self._error is None:
-            self._error = error.with_traceback(None)  # its frames hold us
+        if error is not None and self._rest.error is None:
+            self._own().error = error.with_traceback(None)  # its frames hold us
         self._eof, self._writable = True, False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        timer = self._rest.timer
+        if timer is not None:
+            self._own().timer = None
+            timer.cancel()
         self.wake()
         self._tell_drained()
-        if self._gone is not None:
-            self._gone.set()
+        if self._rest.gone is not None:
+            self._rest.gone.set()
