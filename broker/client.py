@@ -80,8 +80,7 @@ class Client(Identified):
         self.over = False  # nothing is read any more
         self.careful = False  # a Maximum Packet Size or Topic Aliases: no frame fits all
         self.ending: MqttError | None = None
-        self.normal = False  # the client said DISCONNECT 0x00
-        self.handling = False
+        self.normal = self.handling = False  # the client said DISCONNECT 0x00; a handler is at work
         self.last_packet_at = terms.clock()  # until it is connected: when it was accepted
         self.reader: PacketReader | None = None  # while something is read, or a packet is not whole
         self.session: Session | None = None
@@ -137,7 +136,8 @@ class Client(Identified):
         self.over = True
         if self.extra.writer:
             self.extra.writer.cancel()
-        self._close()
+        if not self.outbound.closed:
+            self._close()
         self._connection.attach(None)
 
     def left(self) -> None:

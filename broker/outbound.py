@@ -106,8 +106,8 @@ class Outbound:
     """
 
     __slots__ = (
-        "_bytes", "_closed", "_connection", "_corked", "_packets", "_terms", "_waiting", "blocked",
-        "bytes_sent", "full", "gate", "owner",
+        "_bytes", "_connection", "_corked", "_packets", "_terms", "_waiting", "blocked",
+        "bytes_sent", "closed", "full", "gate", "owner",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, terms: WriteTerms, owner: Owner) -> None:
@@ -120,7 +120,7 @@ class Outbound:
         self._bytes = 0
         self.bytes_sent = 0  # only if somebody wants to know: the number takes 32 bytes
         self._waiting: Waiting | None = None
-        self._closed = False
+        self.closed = False
         self.blocked = False
         self.full = False
 
@@ -212,7 +212,7 @@ class Outbound:
 
     def not_committed(self, number: int, failure: Exception) -> bool:
         """See Waiter: PUBACK and PUBREC are refused, QoS 1 goes out all the same, all else is owed still."""
-        if self._corked and not self._closed:
+        if self._corked and not self.closed:
             self._corked = 0
             self._connection.abort()
             return False
@@ -221,21 +221,21 @@ class Outbound:
         for batch, data, about in tuple(self.gate or ()):
             if 0 < batch <= number and data[0] in ACKNOWLEDGEMENTS:
                 refusal = refuse(data, about.about if isinstance(about, Held) else about, failure)
-                if refusal and not self._closed:  # it takes the place of what it refuses
+                if refusal and not self.closed:  # it takes the place of what it refuses
                     self._count_gated(len(refusal) - len(data))
                     kept.append((0, refusal, None))
-            elif data[0] & 0xF6 == QOS_1 and not self._closed:
+            elif data[0] & 0xF6 == QOS_1 and not self.closed:
                 self._leave(data)
             else:
                 kept.append((batch, data, about))
-        if not self._closed:
+        if not self.closed:
             self.gate = kept
             self._open_gate(self._terms.journal.done)
         return self._waits
 
     @property
     def _waits(self) -> bool:
-        return bool(self.gate or self._corked) and not self._closed
+        return bool(self.gate or self._corked) and not self.closed
 
     def _count_gated(self, size: int) -> None:
         self._wait().gated_bytes += size
@@ -244,7 +244,7 @@ class Outbound:
     def _open_gate(self, number: int) -> None:
         """What waits for batch *number* or earlier leaves, in order."""
         gate = self.gate
-        while gate and gate[0][0] <= number and not self._closed:
+        while gate and gate[0][0] <= number and not self.closed:
             about = gate[0][2]
             if isinstance(about, Held):
                 if not about.until.done():
@@ -265,12 +265,12 @@ class Outbound:
 
     def _held_no_more(self, until: asyncio.Future[None]) -> None:
         self._wait().held = None
-        if not self._closed:
+        if not self.closed:
             self._open_gate(self._terms.journal.done)
 
     def _refuse_held(self, data: bytes, about: Any, failure: MqttError) -> None:
         refusal = self.owner.refused(data, about, failure)  # which may close us
-        if not self._closed:
+        if not self.closed:
             self._count_gated(-len(data))
             if refusal:
                 self.put_control(refusal)
@@ -299,7 +299,7 @@ class Outbound:
     def flush(self) -> None:
         """Write all that has collected, in one call."""
         packets = self._packets
-        if packets and not self._closed and not self._corked:
+        if packets and not self.closed and not self._corked:
             self._packets, self._bytes = NO_PACKETS, 0
             self.write(packets[0] if len(packets) == 1 else b"".join(packets))
 
@@ -334,7 +334,7 @@ class Outbound:
     async def write_loop(self) -> None:
         """See to a socket that takes no more, and to feeds, until there is nothing left of either."""
         try:
-            while not self._closed:
+            while not self.closed:
                 if self._corked:
                     await self._woken()
                     continue
@@ -362,7 +362,7 @@ class Outbound:
     def _wake(self) -> None:
         waiting = self._wait()
         waker = waiting.waker
-        if not waiting.writing and not self._closed:
+        if not waiting.writing and not self.closed:
             waiting.writing = True
             self.owner.start_writing()
         elif waker is not None and not waker.done():
@@ -394,13 +394,13 @@ class Outbound:
 
     async def until_taken(self) -> None:
         """Wait while the peer leaves too many control packets unread."""
-        while self.swamped and not self._closed:
+        while self.swamped and not self.closed:
             unblocked = self._wait().unblocked = asyncio.get_running_loop().create_future()
             await unblocked
 
     async def drained(self) -> None:
         """Wait until the socket has taken all there is, or is lost."""
-        while self.blocked and not self._closed:
+        while self.blocked and not self.closed:
             await self._connection.drain()
             await asyncio.sleep(0)  # the write loop goes on now
 
@@ -420,9 +420,9 @@ class Outbound:
 
     def close(self) -> None:
         """Nothing is written any more."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         self.discard()
         self.gate, self._corked = None, 0
         waiting = self._waiting

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from broker import HookBase, Message, MqttError, ReasonCode, Version
+from broker import Capacity, Config, HookBase, Message, MqttError, ReasonCode, Version
 from broker.client import Client, Phase
 from broker.handle import dispatch as dispatching
 from broker.packet.packets import (
@@ -26,7 +26,7 @@ from broker.packet.packets import (
     Unsubscribe,
     Will,
 )
-from tests.client_bench import BY_HAND, ERROR, V3, V5, Bench, running
+from tests.client_bench import BY_HAND, ERROR, NO_CLOCKWORK, V3, V5, Bench, running
 from tests.peer import Peer, memory_broker, message_bytes, run_async, settle
 from tests.wire import turns, until
 
@@ -233,7 +233,8 @@ def test_a_bug_before_connack_is_a_refusal(
     monkeypatch.setitem(dispatching.HANDLERS, Connect, handle_connect)
 
     async def run() -> None:
-        async with memory_broker(BY_HAND) as broker:
+        plain = Config(capacity=Capacity(**NO_CLOCKWORK, fast_lane=False))  # so that a handler is asked
+        async with memory_broker(plain) as broker:
             peer = Peer(broker)
             assert (await peer.connect("c")).reason_code == 0x83
             await peer.expect_end()

@@ -13,8 +13,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from broker.client import Client, Phase
+from broker.client import GOODBYE, Client, Phase
 from broker.core import Core
+from broker.errors import ImplementationSpecificError
 from broker.handle.connect import announced, log_connected
 from broker.packet.codec import encode
 from broker.packet.enums import Version
@@ -24,7 +25,6 @@ from broker.session.alias import InboundAliases
 log = logging.getLogger("broker.client")
 
 SHORTEST, LONGEST = 15, 127  # bytes of such a CONNECT: its length takes one
-DISCONNECT = b"\xe0\0"
 # From the Protocol Name to the Connect Flags, which say Clean Start and nothing else.
 BEGINNINGS = {b"\0\4MQTT\4\2": Version.MQTT_3_1_1, b"\0\4MQTT\5\2": Version.MQTT_5}
 
@@ -55,11 +55,13 @@ class Express:
         if client.reader is not None:  # the beginning of a packet is there
             return False
         try:
-            if data == DISCONNECT:
+            if data == GOODBYE:
                 return self._take_disconnect(client)
             return client.phase is Phase.NEW and self._take_connect(client, data)
-        except Exception as error:
-            client.fail_inside(error, "express lane")
+        except Exception:  # as the read loop does
+            log.exception("client %r from %s: unexpected error", client.client_id, client.peer.address)
+            client.own_reader().version = client.version  # what CONNECT said
+            client.fail(ImplementationSpecificError("unexpected error in the express lane"))
         return True
 
     def _take_disconnect(self, client: Client) -> bool:
@@ -126,6 +128,7 @@ class Express:
         core.clients[client_id] = client
         client.phase = Phase.CONNECTED
         client.accepted()
-        client.outbound.put_control(self._connack[client.version])
+        core.stats.messages_sent += 1
+        client.outbound.write(self._connack[client.version])  # nothing comes before it, and nothing with it
         log_connected(client, False)
         client.last_packet_at = core.clock()

@@ -273,9 +273,10 @@ async def test_an_error_inside_costs_one_connection(monkeypatch: pytest.MonkeyPa
             broker._connections.accept(wire)
             with monkeypatch.context() as patch:
                 if where[1] != "_start":
-                    wire.incoming.put_nowait(plain())
+                    wire.incoming.put_nowait(plain(version=V5))
                 patch.setattr(*where, breaks)
-                wire.incoming.put_nowait(plain() if where[1] == "_start" else GOODBYE)
+                wire.incoming.put_nowait(plain(version=V5) if where[1] == "_start" else GOODBYE)
                 await turns(8)
-            assert wire.aborted and not len(broker._connections)
+            assert (wire.aborted or wire.closed) and not len(broker._connections)
+            assert wire.writes[0][3] == (0x83 if where[1] == "_start" else 0), "the Reason Code of CONNACK"
             assert not broker.clients or where[1] == "say_goodbye"
