@@ -219,28 +219,25 @@ class Recorder:
         """Format up to a batch: groups of one hour each."""
         terms, queue, offset = self.terms, self._queue, self.taken
         lines: list[bytes] = []
-        left, size, low, first_at = BATCH, 0, 0, 0
-        while left > 0 and queue and size < BATCH_BYTES:
+        most, turn, size, low, first_at = offset + BATCH, offset + TURN, 0, 0, 0
+        while offset < most and queue and size < BATCH_BYTES:
             record = queue.popleft()
             size += record[-1]
-            at = record[0]
+            at, what = record[0], record[1]
             if not low <= at < low + HOUR or not lines:
                 self._group(lines, first_at)
                 lines, low, first_at = [], at - at % HOUR, at
-            what = record[1]
             if what.__class__ is int and terms.format_run is not None:
                 lines += terms.format_run(offset, record)
                 offset += what
-                left -= what
-                time.sleep(0)
-                continue
-            if what is None:
+            elif what is None:
                 lines.append(format_gap(offset, at, record[2]))
+                offset += 1
             else:
                 lines.append(terms.format(offset, record))
-            offset += 1
-            left -= 1
-            if not left % TURN:
+                offset += 1
+            if offset >= turn:
+                turn = offset + TURN
                 time.sleep(0)
         self._group(lines, first_at)
         self.taken = offset

@@ -27,6 +27,7 @@ log = logging.getLogger("broker.log")
 GZIP = 16 + zlib.MAX_WBITS
 PART = ".gz.part"  # what of an open segment is compressed already
 READ = 1 << 20  # bytes read at once
+AT_ONCE = 64 * 1024  # bytes that are worth to be compressed
 
 
 class Disk:
@@ -46,7 +47,7 @@ class Segment:
     """
 
     __slots__ = (
-        "_compressed", "_compressor",
+        "_compressed", "_compressed_to", "_compressor",
         "_disk",
         "_file",
         "_part",
@@ -81,6 +82,7 @@ class Segment:
         self._compressor: Any = zlib.compressobj(1, zlib.DEFLATED, GZIP) if gz else None
         self._part: int | None = None
         self._compressed = False
+        self._compressed_to = 0  # bytes of the file
         self._to_compress: list[bytes] = []
         with suppress(OSError):  # the line itself is what counts; its name is synced once more at the end
             sync_folder(folder)
@@ -107,11 +109,11 @@ class Segment:
             self._disk.sync(self._file)
             self.synced, self.synced_next, self.synced_crc = self.size, self.next, self.crc
 
-    def compress(self) -> None:
-        """Compress what was written since the last time: then nobody waits for it at the end."""
-        waiting, self._to_compress = self._to_compress, []
-        if not waiting or self._compressor is None:
+    def compress(self, least: int = AT_ONCE) -> None:
+        """Compress what was written since the last time, if that is *least* bytes: the end waits for less."""
+        if self.size - self._compressed_to < least or self._compressor is None:
             return
+        waiting, self._to_compress, self._compressed_to = self._to_compress, [], self.size
         try:
             if self._part is None:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -173,7 +175,7 @@ class Segment:
 
     def _finish_compression(self) -> bool:
         """Whether there is a whole compressed file now, on the disk."""
-        self.compress()
+        self.compress(1)
         if self._compressor is None or self._part is None:
             return False
         try:

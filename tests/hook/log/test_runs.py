@@ -18,6 +18,7 @@ from broker.hook.log.line import MessageRecord, Publisher, format_message, sound
 from broker.hook.log.runs import Runs
 from broker.packet.codec import encode
 from broker.packet.packets import Pingreq, Pingresp, Puback, Publish
+from tests.hook.conftest import MEMORY
 from tests.hook.log.files import read_log, trouble
 from tests.hook.log.test_line import properties
 from tests.peer import Peer, memory_broker, run_async
@@ -92,7 +93,7 @@ async def logged(
     return [[line.pop("k") and line for line in lines], ends[0]["in"], ends[0]["bin"]]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.lists(publishes, min_size=1, max_size=20), st.booleans(), st.integers(1, 7))
 def test_both_lanes_write_the_same_log(packets: list[Publish], five: bool, at_once: int) -> None:
     version = Version.MQTT_5 if five else Version.MQTT_3_1_1
@@ -101,7 +102,7 @@ def test_both_lanes_write_the_same_log(packets: list[Publish], five: bool, at_on
         if not five:
             packet.properties = {}
         packet.properties.pop("message_expiry_interval", None)
-    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as one, tempfile.TemporaryDirectory(dir=MEMORY) as other:
         found = [
             asyncio.run(logged(Path(folder), fast, packets, version, at_once))
             for folder, fast in ((one, True), (other, False))
