@@ -4,8 +4,8 @@
 
 Lines: read, ingest, memory, tail, sink. Ratios of the first are to `spark.read.json` of the same files,
 written nowhere; of the sink to paho-mqtt with the same messages, of the broker to itself without dedup. CPU
-is that of the whole process tree, JVM and workers, on a warm JVM, the best of the rounds. Ratios travel between
-machines, figures do not. Exit code 1: a ratio is below its bar.
+is that of the whole process tree, JVM and workers, on a warm JVM, the best of the rounds. Ratios travel
+between machines, figures do not. Exit code 1: a ratio is below its bar.
 """
 
 from __future__ import annotations
