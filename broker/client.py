@@ -391,18 +391,19 @@ class Client(Identified):
     def publish_queued(self, session: Session) -> bool:
         """See terms.Link. Runs are the fast lane's: it knows what to do with their PUBACKs."""
         outbound, terms = self.outbound, self._terms
-        if self.careful or terms.lane is no_lane or outbound.gate or terms.journal.gate:
+        if self.careful or terms.lane is no_lane or terms.journal.gate:
             return False
-        run = session.take_run(self.version)
-        if run is not None:
-            terms.stats.publish_sent += run.count
+        run, after = session.take_run(self.version)
+        if run is not None and (after or (outbound.gate and terms.journal.failure is None)):
+            outbound.put_after(after, run.packets, None, run.count)
+        elif run is not None:
             outbound.put(run.packets, run.count)
+        terms.stats.publish_sent += 0 if run is None else run.count
         return run is not None
 
     def _encode(
-        self, message: Message, qos: int, retain: bool, identifiers: tuple[int, ...],
-        packet_id: int, dup: bool,
-    ) -> bytes | None:  # fmt: skip
+        self, message: Message, qos: int, retain: bool, identifiers: tuple[int, ...], packet_id: int, dup: bool
+    ) -> bytes | None:
         """The PUBLISH for this client alone; None: it may not be sent that much [MQTT-3.1.2-24]."""
         left = message.count_down(self._terms.clock())
         encode = partial(
@@ -449,10 +450,7 @@ class Client(Identified):
             self.end(PacketTooLarge(f"{type(packet).__name__} does not fit the client's Maximum Packet Size"))
 
     def acknowledge(self, first_byte: int, packet_id: int, after: int = 0, message: Any = None) -> None:
-        """Queue PUBACK 0x40, PUBREC 0x50, PUBREL 0x62 or PUBCOMP 0x70 with Reason Code 0x00.
-
-        It leaves when batch *after* is committed, see Outbound; else *message* is taken back and refused.
-        """
+        """PUBACK 0x40, PUBREC 0x50, PUBREL 0x62 or PUBCOMP 0x70 of success; *message* if batch *after* fails."""
         if self.phase is Phase.GONE:
             return
         if after or self.outbound.gate:

@@ -25,6 +25,8 @@ PUBLISH, QOS_1 = 0x30, 0x32  # first byte, without the other flags
 ACKNOWLEDGEMENTS = (0x40, 0x50)  # first bytes of PUBACK and PUBREC
 FEED = 64  # cost of the retained messages that one turn of the loop sends, one each, to all that are fed
 NO_PACKETS: list[bytes] = []  # of all that have none: most, most of the time; nothing may be put into it
+# What waits in the gate: batch, packet, what is told of a refusal, how many packets; 0: it is no run.
+Gated = tuple[int, bytes, Any, int]
 LEAST_FEED = 4  # the same for one client, however many are fed
 
 
@@ -101,8 +103,7 @@ class Outbound:
 
     What promises that something is stored goes through the `gate` (`put_after`), in order, and leaves when
     the journal has committed it, or when what it is Held for is done; while anything is in it, what must
-    stay behind that goes there as well.
-    `cork` holds back everything. Both are a Waiter of the journal.
+    stay behind that goes there as well. `cork` holds back everything. Both are a Waiter of the journal.
     """
 
     __slots__ = (
@@ -114,7 +115,7 @@ class Outbound:
         self._connection = connection
         self._terms = terms
         self.owner = owner
-        self.gate: deque[tuple[int, bytes, Any]] | None = None  # batch, packet, what is told of a refusal
+        self.gate: deque[Gated] | None = None
         self._corked = 0  # the batch that must be committed before anything leaves
         self._packets = NO_PACKETS
         self._bytes = 0
@@ -173,7 +174,10 @@ class Outbound:
         if waiting is None:
             return False
         most = FEW_ACKS if self.budget.low else UNREAD_ACKS
-        return waiting.control_bytes > most or (self.gate is not None and len(self.gate) > GATED)
+        if waiting.control_bytes > most or waiting.gated_bytes <= GATED:
+            return waiting.control_bytes > most
+        acknowledged = (count for _, data, _, count in self.gate or () if data[0] in ACKNOWLEDGEMENTS)
+        return len(self.gate or ()) + sum(acknowledged) > GATED
 
     # ---- the gate
 
@@ -182,14 +186,15 @@ class Outbound:
         """Whether nothing at all may leave before a commit."""
         return self._corked > 0
 
-    def put_after(self, batch: int, data: bytes, about: Any = None) -> None:
+    def put_after(self, batch: int, data: bytes, about: Any = None, count: int = 0) -> None:
         """Take a packet that leaves when *batch* is committed and all that was put here before has left.
 
-        With *about* a Held it waits for that as well; *batch* is -1 if for nothing else.
+        With *about* a Held it waits for that as well; *batch* is -1 if for nothing else. With a *count* it is
+        as many: PUBLISH, or PUBACKs, and *about* a StoredRun.
         """
         if self.gate is None:
             self.gate = deque()
-        self.gate.append((batch, data, about))
+        self.gate.append((batch, data, about, count))
         self._count_gated(len(data))
         if batch >= 0:
             self._terms.journal.wait(self)
@@ -216,18 +221,21 @@ class Outbound:
             self._corked = 0
             self._connection.abort()
             return False
-        kept: deque[tuple[int, bytes, Any]] = deque()
+        kept: deque[Gated] = deque()
         refuse = self.owner.refused  # which may close us
-        for batch, data, about in tuple(self.gate or ()):
+        for batch, data, about, count in tuple(self.gate or ()):
             if 0 < batch <= number and data[0] in ACKNOWLEDGEMENTS:
-                refusal = refuse(data, about.about if isinstance(about, Held) else about, failure)
-                if refusal and not self.closed:  # it takes the place of what it refuses
-                    self._count_gated(len(refusal) - len(data))
-                    kept.append((0, refusal, None))
+                messages = about.revoke() if count else (about.about if isinstance(about, Held) else about,)
+                for at, message in enumerate(messages):
+                    single = data[4 * at : 4 * at + 4] if count else data
+                    refusal = refuse(single, message, failure)
+                    if refusal and not self.closed:  # it takes the place of what it refuses
+                        self._count_gated(len(refusal) - len(single))
+                        kept.append((0, refusal, None, 0))
             elif data[0] & 0xF6 == QOS_1 and not self.closed:
-                self._leave(data)
+                self._leave(data, count)
             else:
-                kept.append((batch, data, about))
+                kept.append((batch, data, about, count))
         if not self.closed:
             self.gate = kept
             self._open_gate(self._terms.journal.done)
@@ -253,7 +261,7 @@ class Outbound:
                 if (failure := failure_of(about.until)) is not None:
                     self._refuse_held(gate.popleft()[1], about.about, failure)
                     continue
-            self._leave(gate.popleft()[1])
+            self._leave(*gate.popleft()[1::2])
         if not gate and self.gate is gate:
             self.gate = None  # an empty deque takes as much as three connections
         self._tell_unblocked()
@@ -275,12 +283,9 @@ class Outbound:
             if refusal:
                 self.put_control(refusal)
 
-    def _leave(self, data: bytes) -> None:
+    def _leave(self, data: bytes, count: int) -> None:
         self._count_gated(-len(data))
-        if data[0] & 0xF0 == PUBLISH:
-            self.put(data)
-        else:
-            self.put_control(data)
+        (self.put if data[0] & 0xF0 == PUBLISH else self.put_control)(data, count or 1)
 
     def _uncork(self) -> None:
         self._corked = 0

@@ -51,10 +51,10 @@ class Member:
             self.outbound.put(packets, 0)
 
     def room(self, size: int) -> int:
-        """How many QoS 1 messages, *size* bytes in all, it can be sent, or queue, without telling a store."""
+        """How many QoS 1 messages, *size* bytes in all, it can be sent, or queue."""
         session = self.session
-        inflight, terms = session.inflight, session.terms
-        if session.link is not self.link or session.state is not None:
+        inflight, terms, state = session.inflight, session.terms, session.state
+        if session.link is not self.link or (state is not None and not state.takes_runs):
             return 0
         self.queues = bool(self.link is None or session.queue or inflight.resend)
         if self.queues:
@@ -90,7 +90,10 @@ class Audience1:
     not matter which of them is served first.
     """
 
-    __slots__ = ("alone", "heads", "lowered", "members", "numbered", "opened", "queued", "room", "tails")
+    __slots__ = (
+        "alone", "heads", "lowered", "members", "numbered", "opened", "queued", "room", "stored",
+        "tails",
+    )  # fmt: skip
 
     def __init__(self, members: Iterable[tuple[Member, int]]) -> None:
         pairs = tuple(members)
@@ -103,6 +106,7 @@ class Audience1:
         self.room = 0  # for more of them
         self.opened = False
         self.queued = 0  # members who queue them
+        self.stored = False  # a store is told
 
     def opens(self, size: int, free: int, overhead: int) -> bool:
         """Whether packets of a read, *size* bytes at most, may be collected now.
@@ -114,14 +118,16 @@ class Audience1:
                 return False
         room = size
         if self.numbered:
-            count, queued = len(self.numbered), 0
+            count, queued, stored = len(self.numbered), 0, False
             room, most = (free // count - size) // (overhead or 1), TOGETHER // count or 1
             room = room if room < most else most
             for member in self.numbered:
                 fits = member.room(size)
                 room = room if room < fits else fits
                 queued += member.queues
+                stored = stored or member.session.state is not None
             self.queued = queued
+            self.stored = stored
         self.room = room
         return room > 0
 

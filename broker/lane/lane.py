@@ -2,17 +2,18 @@
 
 What the readable lane (client.py, handle/, router.py) does for each packet, this does for as many as stand
 in one read: PUBLISH of QoS 0 and 1 without RETAIN and DUP, and with properties that only travel, for
-connected sessions that have room; what is to be retained, of QoS 0 and without properties; the PUBACKs of
-what it sent; PINGREQ; the packets of QoS 2, one by one (exactly.py). All else is handed back untouched,
-and so is PUBLISH while a hook wants to see what clients publish, and everything while one wants to see what
-they are sent, memory is short, or a store must be told. Without
-this folder the broker does the same, slower: tests/lane compares them.
+sessions that have room, connected or (QoS 1) not, which a store is told of by runs; what is to be retained,
+of QoS 0 and without properties; the PUBACKs of what it sent; PINGREQ; the packets of QoS 2, one by one
+(exactly.py). All else is handed back untouched: PUBLISH while a hook wants to see what clients publish,
+everything while one wants to see what they are sent, and all but PUBACKs while memory is short. Without this
+folder the broker does the same, slower: tests/lane compares them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 from broker.client import Client, Phase
 from broker.core import Core
@@ -27,7 +28,6 @@ from broker.lane.runs import (
     SHORT,
     Run,
     Stretch,
-    acknowledge,
     acknowledgements,
     count_equal,
     count_same,
@@ -75,9 +75,10 @@ class Lane:
         The beginning of a packet that is not whole yet is left with the reader.
         """
         core, session = self._core, client.session
-        if session is None or client.phase is not Phase.CONNECTED:
+        if session is None or client.phase is not Phase.CONNECTED or client.ending is not None:
             return data
-        if client.outbound.blocked or core.budget.low or client.ending is not None:
+        shut = client.outbound.blocked or core.budget.low or client.outbound.swamped
+        if shut and data[0] != PUBACK and not client.partial:
             return data
         held = client.partial
         if held:
@@ -89,7 +90,7 @@ class Lane:
         self.known.begin()
         before = core.stats.publish_received
         try:
-            at = self._take(client, data)
+            at = self._take(client, data, shut)
         except BaseException:
             self.known.forget()  # what was collected half
             raise
@@ -116,12 +117,14 @@ class Lane:
         packets, end = rewrite_aliases(data, names, self._blocks.alias_in)
         return packets + data[end:] if end else data
 
-    def _take(self, client: Client, data: bytes) -> int:
-        """Where the packets end that were served."""
+    def _take(self, client: Client, data: bytes, shut: bool) -> int:
+        """Where the packets end that were served; *shut*: only those that end something, PUBACKs."""
         at, end, first = 0, len(data), -1
         self._work = 0
         while at < end and data[at] != first:  # whoever stops before more of its kind has a reason
             first = data[at]
+            if shut and first != PUBACK:
+                break
             if first & 0xF0 == PUBLISH_0 and (self._watched or (self._holds and first & 6)):
                 break
             if first == PUBLISH_0:
@@ -289,14 +292,13 @@ class Lane:
         """PUBLISH of QoS 1 from *at* on; where what was served, and acknowledged, ends."""
         session = client.session
         assert session is not None
-        if session.inflight.held or client.outbound.gate or self._core.journal.failure:
+        if session.inflight.held or self._core.journal.failure:
             return at
         five = client.version is Version.MQTT_5
         known = self.known.qos_1[five]
         audience: Audience1 | None = None
         opened: list[Audience1] = []
         identifiers: list[bytes] = []
-        acknowledged: list[bytes] = []
         size, last_topic, last_length, runs = len(data), b"", 0, True
         while at + 6 < size and data[at] == PUBLISH_1:
             length, start = data[at + 1], at + 2
@@ -320,18 +322,21 @@ class Lane:
             if topic != last_topic:
                 found = known.get(topic) or self.known.find_1(known, topic, five)
                 if found is None or found is not audience:
-                    audience = self._turn_to(found, opened, client, size) if self._work < MOST else None
+                    if audience is not None and audience.stored:
+                        self._answer_all(client, opened, identifiers)
+                    audience = None
+                    if self._work < MOST:
+                        audience = self._turn_to(found, opened, client, size, identifiers)
                     self._work += 1 if found is None else len(found.members)
                 last_topic = topic
             elif runs and length == last_length and audience and not block and repeats(data, at, end, FEW_1):
-                acknowledge(acknowledged, identifiers)
-                self._send_all(client, opened)
+                self._answer_all(client, opened, identifiers)
                 begin = at
-                at = self._take_run(client, audience, data, at, end, topic_end, acknowledged)
+                at = self._take_run(client, audience, data, at, end, topic_end)
                 runs = at > begin
                 audience, last_topic, last_length = None, b"", 0
                 continue
-            if audience is None or not audience.room or (block and audience.queued):
+            if audience is None or not audience.room or (block and (audience.queued or audience.stored)):
                 break
             last_length = length
             identifiers.append(identifier)
@@ -339,15 +344,16 @@ class Lane:
             audience.tails.append(block + data[block_end if block else block_at : end])
             audience.room -= 1
             at = end
-        self._send_all(client, opened)
-        acknowledge(acknowledged, identifiers)
-        if acknowledged:
-            answer = b"".join(acknowledged)
-            client.outbound.put_control(answer, len(answer) // 4)
+        self._answer_all(client, opened, identifiers)
         return at
 
     def _turn_to(
-        self, found: Audience1 | None, opened: list[Audience1], client: Client, size: int
+        self,
+        found: Audience1 | None,
+        opened: list[Audience1],
+        client: Client,
+        size: int,
+        identifiers: list[bytes],
     ) -> Audience1 | None:
         """*found*, ready to collect; None if it is not."""
         if found is None or found.opened:
@@ -356,6 +362,8 @@ class Lane:
             self._send_all(client, opened)
         if not self._has_room(found, size):
             return None
+        if found.stored:  # what is stored is acknowledged by itself
+            self._answer_all(client, opened, identifiers)
         found.opened = True
         opened.append(found)
         return found
@@ -364,25 +372,36 @@ class Lane:
         budget = self._core.budget
         return audience.opens(size, budget.maximum - budget.used, self._overhead)
 
-    def _send_all(self, client: Client, opened: list[Audience1]) -> None:
-        """Hand over the QoS 1 packets that were collected."""
+    def _answer_all(self, client: Client, opened: list[Audience1], identifiers: list[bytes]) -> None:
+        """Hand over what was collected, and acknowledge it."""
+        stored = self._send_all(client, opened)
+        if identifiers:
+            self._answer(client, b"\x40\x02" + b"\x40\x02".join(identifiers), stored)
+            identifiers.clear()
+
+    def _answer(self, client: Client, answer: bytes, stored: Any) -> None:
+        """PUBACKs, which wait until the messages are *stored*, unless that is None."""
+        outbound, count = client.outbound, len(answer) // 4
+        if stored is not None or outbound.gate:
+            after = 0 if stored is None else self._core.journal.promise(-1)
+            outbound.put_after(after, answer, stored, count)
+        else:
+            outbound.put_control(answer, count)
+
+    def _send_all(self, client: Client, opened: list[Audience1]) -> Any:
+        """Hand over the QoS 1 packets that were collected; what was stored of the last ones, or None."""
+        stored = None
         five, client_id = client.version is Version.MQTT_5, client.client_id
         for audience in opened:
             audience.opened = False
             if audience.heads:
-                self._send(audience, Stretch(audience.heads, audience.tails, five, client_id))
+                stored = self._send(audience, Stretch(audience.heads, audience.tails, five, client_id))
                 audience.heads, audience.tails = [], []
         opened.clear()
+        return stored
 
     def _take_run(
-        self,
-        client: Client,
-        audience: Audience1,
-        data: bytes,
-        at: int,
-        end: int,
-        topic_end: int,
-        acknowledged: list[bytes],
+        self, client: Client, audience: Audience1, data: bytes, at: int, end: int, topic_end: int
     ) -> int:
         """QoS 1 packets that are like the one at *at* but for identifier and payload; where they end."""
         size, five = end - at, client.version is Version.MQTT_5
@@ -397,18 +416,23 @@ class Lane:
         answer = run.acknowledgements(PUBACK)
         if not answer:
             return at
-        self._send(audience, run)
-        acknowledged.append(answer)
+        self._answer(client, answer, self._send(audience, run))
         return end
 
-    def _send(self, audience: Audience1, stretch: Stretch | Run) -> None:
-        """A QoS 1 *stretch* to all of *audience*, who have room."""
+    def _send(self, audience: Audience1, stretch: Stretch | Run) -> Any:
+        """A QoS 1 *stretch* to all of *audience*, who have room; gives what was stored of it, or None."""
+        stored: Any = None
         count, five, now = stretch.count, stretch.five, self._core.clock()
         self._work += len(audience.numbered) * count // EACH
         made: dict[tuple[bool, int], bytes] = {}  # for those that are to get the same
         for member in audience.numbered:
+            state = member.session.state
             if member.queues:
-                member.session.enqueue_run(stretch.queued(self._overhead))
+                queued = stretch.queued(self._overhead)
+                if state is not None:
+                    queued.part = state.kept_run(queued, stored)
+                    stored = queued.part.stored
+                member.session.enqueue_run(queued)
                 continue
             first = member.session.inflight.next_unused()
             packets = made.get((five, first))
@@ -417,6 +441,9 @@ class Lane:
             cost = len(packets) + count * self._overhead
             # With the properties, whatever the client is told now: it may come back as one of 5.0.
             run = SentRun(first, count, packets, cost, stretch.client_id, five, now)
+            if state is not None:
+                run.part = state.kept_run(stretch.queued(self._overhead), stored, first)
+                stored = run.part.stored
             if member.five != five:
                 rewritten = made.get((member.five, first)) or rewrite(packets, five, 1, member.five, 1)
                 packets = made[member.five, first] = rewritten
@@ -428,6 +455,7 @@ class Lane:
         stats.publish_received += count
         stats.messages_received += count
         stats.publish_sent += count * (len(audience.members) - audience.queued)
+        return stored
 
     # ---- PUBACK
 

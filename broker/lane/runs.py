@@ -201,13 +201,6 @@ def repeats(data: bytes, at: int, end: int, few: int) -> bool:
     return ahead + 2 < len(data) and data[ahead : ahead + 2] == data[at : at + 2]
 
 
-def acknowledge(acknowledged: list[bytes], identifiers: list[bytes]) -> None:
-    """PUBACKs for *identifiers*, which are forgotten."""
-    if identifiers:
-        acknowledged.append(b"\x40\x02" + b"\x40\x02".join(identifiers))
-        identifiers.clear()
-
-
 def count_same(data: bytes, at: int, expected: bytes, place: int) -> int:
     """How many acknowledgements at *at* are the *expected* ones."""
     count = 0

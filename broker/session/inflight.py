@@ -113,10 +113,13 @@ BLANKS = 64  # windows for which there is a BlankInflight; clients may ask for a
 class SentRun:
     """QoS 1 messages that the fast lane sent together: their PUBLISH packets, some acknowledged already.
 
-    Those that are left have the identifiers from *first* on and take *cost* of the byte budget.
+    Those that are left have the identifiers from *first* on and take *cost* of the byte budget. *part* is
+    what a durable store knows them by, or None.
     """
 
-    __slots__ = ("client_id", "cost", "count", "done", "first", "five", "number", "packets", "sent_at")
+    __slots__ = (
+        *("client_id", "cost", "count", "done", "first", "five", "number", "packets", "part", "sent_at"),
+    )
 
     def __init__(
         self, first: int, count: int, packets: bytes, cost: int, client_id: str, five: bool, sent_at: float
@@ -130,6 +133,7 @@ class SentRun:
         self.five = five
         self.sent_at = sent_at  # seconds, when Message Expiry Interval began
         self.number = 0  # of the first, as in Delivery
+        self.part: Any = None
 
     def deliveries(self) -> Iterator[Delivery]:
         """Those that are left, as the readable lane knows them."""
@@ -147,7 +151,7 @@ class SentRun:
 
 def read_packets(packets: bytes, five: bool) -> Iterator[Publish]:
     """PUBLISH packets of ours, one by one."""
-    reader = PacketReader(from_client=False)
+    reader = PacketReader(strict=False, from_client=False)
     reader.version = Version.MQTT_5 if five else Version.MQTT_3_1_1
     return (packet for packet in reader.feed(packets) if isinstance(packet, Publish))
 
@@ -182,6 +186,17 @@ class Inflight:
         self._last = delivery.packet_id
         delivery.number = self._started = self._started + 1
 
+    def restore_run(self, run: SentRun) -> None:
+        """The same for many at once."""
+        self.add_run(run)
+        self.used = 0
+
+    def is_free(self, packet_id: int, count: int = 1) -> bool:
+        """Whether nobody has one of *count* identifiers from *packet_id* on."""
+        wanted = range(packet_id, packet_id + count)
+        runs = any(run.first < wanted.stop and packet_id < run.first + run.count for run in self.runs or ())
+        return not runs and not any(each in self.entries for each in wanted)
+
     def open(self, window: int) -> Inflight:
         """A new connection: its quota starts afresh, and all that is unfinished is to be sent again."""
         self.window = window
@@ -205,9 +220,12 @@ class Inflight:
     def start(self, delivery: Delivery) -> None:
         """Give *delivery* an unused Packet Identifier and a slot. Needs `room`."""
         entries = self.entries
-        packet_id = self._last % LAST_IDENTIFIER + 1
-        while packet_id in entries or (self.runs and self._in_run(packet_id)):
-            packet_id = packet_id % LAST_IDENTIFIER + 1
+        if self.runs and self.count_unused():  # else there may be thousands of runs to look through
+            packet_id = self.next_unused()
+        else:
+            packet_id = self._last % LAST_IDENTIFIER + 1
+            while packet_id in entries or (self.runs and self._in_run(packet_id)):
+                packet_id = packet_id % LAST_IDENTIFIER + 1
         if packet_id <= self._last:
             self._unused_to = 0
         self._last = delivery.packet_id = packet_id
@@ -294,6 +312,8 @@ class Inflight:
         assert self.runs
         run = self.runs[0]
         self.used -= count
+        if run.part is not None:
+            run.part.acknowledged(count)
         if count == run.count:
             self.runs.popleft()
             self._spare_runs()
@@ -313,7 +333,10 @@ class Inflight:
         while self.runs:
             run = self.runs.popleft()
             cost += run.cost
-            thawed += run.deliveries()
+            deliveries = [*run.deliveries()]
+            if run.part is not None:
+                run.part.thawed(deliveries)
+            thawed += deliveries
         ordered = sorted(chain(self.entries.values(), thawed), key=attrgetter("number"))
         self._spare_runs()
         self.entries = {delivery.packet_id: delivery for delivery in ordered}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from broker.packet.enums import Version
 from broker.packet.message import Message, bounds, renumber, renumber_each, rewrite, text_size
@@ -12,7 +12,6 @@ from broker.session.inflight import (
     LONGEST_RUN,
     NO_DELIVERIES,
     RUN_BYTES,
-    SHORTEST_RUN,
     Delivery,
     Inflight,
     SentRun,
@@ -23,18 +22,18 @@ from broker.session.inflight import (
 from broker.session.terms import Terms
 from broker.session.will import NEVER
 
-MANY = 64  # runs in flight: no short ones besides, since some look through all of them
-
 
 class QueuedRun:
     """QoS 1 messages that wait together, as the PUBLISH packets that one publisher sent.
 
     None has a property, an expiry or a subscription option. Each takes *overhead* of the byte budget besides
     its own size; *cost* is all of that. *size* is that of each packet if all are equal but for payload and
-    identifier, which stands at *offset* then; else 0.
+    identifier, which stands at *offset* then; else 0. *part* is what a durable store knows them by, or None.
     """
 
-    __slots__ = ("_offset", "_packets", "_size", "client_id", "cost", "count", "five", "overhead")
+    __slots__ = (
+        "_at", "client_id", "cost", "count", "five", "offset", "overhead", "packets", "part", "size",
+    )  # fmt: skip
 
     # What a Delivery says of itself.
     qos: ClassVar[int] = 1
@@ -52,47 +51,52 @@ class QueuedRun:
         size: int = 0,
         offset: int = 0,
     ) -> None:
-        self._packets = bytearray(packets)
+        self.packets = packets
+        self._at = 0  # where the first of them begins
         self.count = count
         self.five = five
         self.client_id = client_id
         self.cost = cost
         self.overhead = overhead
-        self._size = size
-        self._offset = offset
+        self.size = size
+        self.offset = offset
+        self.part: Any = None
 
     def extend(self, other: QueuedRun) -> bool:
         """Take *other*, which came right behind, in; False: it is not like this one, or it is too much."""
-        mine = (self.five, self.client_id, self._size, self._offset)
-        if mine != (other.five, other.client_id, other._size, other._offset):
+        mine = (self.five, self.client_id, self.size, self.offset)
+        if mine != (other.five, other.client_id, other.size, other.offset) or self.part or other.part:
             return False
         count, cost = self.count + other.count, self.cost + other.cost
-        if count > LONGEST_RUN or cost > RUN_BYTES or (self._size and cost * self.count != self.cost * count):
+        if count > LONGEST_RUN or cost > RUN_BYTES or (self.size and cost * self.count != self.cost * count):
             return False
-        self._packets += other._packets
+        self.packets = self.packets[self._at :] + other.packets
+        self._at = 0
         self.count = count
         self.cost = cost
         return True
 
     def take(self, count: int) -> QueuedRun:
-        """The first *count* messages, which leave this run."""
-        if self._size:
-            end, cost = count * self._size, self.cost // self.count * count
-        elif count == self.count:
-            end, cost = len(self._packets), self.cost
+        """The first *count* messages, fewer than there are, which leave this run."""
+        if self.size:
+            end, cost = self._at + count * self.size, self.cost // self.count * count
         else:
             end, cost = self._measure(count)
-        packets = bytes(self._packets[:end])
-        del self._packets[:end]
+        taken = QueuedRun(
+            self.packets[self._at : end], count, self.five, self.client_id, cost, self.overhead,
+            self.size, self.offset,
+        )  # fmt: skip
+        self._at = end
         self.count -= count
         self.cost -= cost
-        return QueuedRun(
-            packets, count, self.five, self.client_id, cost, self.overhead, self._size, self._offset
-        )
+        if self.part is not None:
+            taken.part = self.part
+            self.part = taken.part.split(count)
+        return taken
 
     def _measure(self, count: int) -> tuple[int, int]:
         """Where the first *count* packets end, and what they cost."""
-        packets, end, cost = bytes(self._packets), 0, count * (self.overhead - self.five)
+        packets, end, cost = self.packets, self._at, count * (self.overhead - self.five)
         for _ in range(count):
             start, end = bounds(packets, end)
             topic_end = start + 2 + (packets[start] << 8 | packets[start + 1])
@@ -101,16 +105,16 @@ class QueuedRun:
 
     def numbered(self, five: bool, first: int) -> bytes:
         """The packets for a 5.0 client or another, with the identifiers from *first* on."""
-        packets = bytes(self._packets)
-        if self._size:
-            packets = renumber(packets, self._size, self._offset, first)
+        packets = self.packets[self._at :] if self._at else self.packets
+        if self.size:
+            packets = renumber(packets, self.size, self.offset, first)
         else:
             packets = renumber_each(packets, first)
         return packets if five == self.five else rewrite(packets, self.five, 1, five, 1)
 
     def deliveries(self) -> Iterator[Delivery]:
         """The messages as the readable lane queues them."""
-        for packet in read_packets(bytes(self._packets), self.five):
+        for packet in read_packets(self.packets[self._at :], self.five):
             message = Message(packet.topic_name, packet.payload, 1, client_id=self.client_id)
             yield Delivery(message, 1, False)
 
@@ -193,19 +197,27 @@ class Queue:
         first = self.queue.popleft()
         if isinstance(first, QueuedRun):
             self.more -= first.count - 1
-            self.queue.extendleft(reversed([*first.deliveries()]))
+            deliveries = [*first.deliveries()]
+            if first.part is not None:
+                first.part.thawed(deliveries)
+            self.queue.extendleft(reversed(deliveries))
             return self._take_next()
         self.queued_qos_0 -= first.qos == 0
         return first
 
-    def take_run(self, version: Version) -> SentRun | None:
-        """Start what the queue, which is not empty, begins with as a run, if that is worth it; needs room."""
+    def take_run(self, version: Version) -> tuple[SentRun | None, int]:
+        """Start what the queue, which is not empty, begins with as a run, if that is worth it; needs room.
+
+        Gives the batch of the journal as well that must be committed before it leaves; 0: none.
+        """
         inflight, first = self.table(), self.queue[0]
         if not isinstance(first, QueuedRun):
-            return inflight.take_run(self.queue, version, self.terms.overhead)
+            return inflight.take_run(self.queue, version, self.terms.overhead), 0
+        if first.part is not None and not first.part.record.takes_runs:
+            return None, 0
         most = min(inflight.window - inflight.used, inflight.count_unused())
-        if most < 1 or (most < SHORTEST_RUN and inflight.runs and len(inflight.runs) > MANY):
-            return None
+        if most < 1:
+            return None, 0
         if first.count > most:
             run = first.take(most)
             self.more -= most
@@ -216,8 +228,9 @@ class Queue:
         five, identifier = version is Version.MQTT_5, inflight.next_unused()
         packets = run.numbered(five, identifier)
         sent = SentRun(identifier, run.count, packets, run.cost, run.client_id, five, 0.0)
+        sent.part = run.part
         inflight.add_run(sent)
-        return sent
+        return sent, 0 if run.part is None else run.part.sent(identifier)
 
     # ---- limits
 
@@ -304,6 +317,17 @@ class Queue:
             self.queued_qos_0 -= delivery.qos == 0
             self._drop(delivery, "store_failed")
 
+    def revoke_run(self, part: Any) -> None:
+        """The same for the messages of a run."""
+        for queued in self.queue:
+            if isinstance(queued, QueuedRun) and queued.part is part:
+                self.queue.remove(queued)
+                self.more -= queued.count - 1
+                self._drop_run(queued)
+                for delivery in queued.deliveries():
+                    self.terms.dropped(self.client_id, delivery.message, "store_failed")
+                return
+
     def _singles(self, wanted: Callable[[Delivery], bool]) -> list[Delivery]:
         """The deliveries in the queue that are *wanted*: those in runs never are."""
         return [each for each in self.queue if isinstance(each, Delivery) and wanted(each)]
@@ -321,11 +345,16 @@ class Queue:
         """Nothing waits any more."""
         for queued in self.queue:
             if isinstance(queued, QueuedRun):
-                self._give(queued.cost)
+                self._drop_run(queued)
             else:
                 self._release(queued)
         self.queue = NO_DELIVERIES
         self.more = self.queued_qos_0 = 0
+
+    def _drop_run(self, run: QueuedRun | SentRun) -> None:
+        self._give(run.cost)
+        if run.part is not None:
+            run.part.gone()
 
     def _drop(self, delivery: Delivery, reason: str) -> None:
         self._release(delivery)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from broker.packet.message import Message
-from broker.session.inflight import Delivery
+from broker.session.inflight import Delivery, read_packets
+from broker.session.queue import QueuedRun
 from broker.session.session import Session
 from broker.session.will import NEVER
 from broker.store.base import Row, Table
@@ -113,6 +114,22 @@ class SessionRecord:
         delivery.record = None
         return self.journal.latest
 
+    @property
+    def takes_runs(self) -> bool:
+        """Whether it can be told of many messages at once: those of all topics are as durable."""
+        return not self.journal.levels.by_topic
+
+    def kept_run(self, run: QueuedRun, stored: StoredRun | None, packet_id: int = 0) -> Part:
+        """The session owns the messages of *run*, sent with identifiers from *packet_id* on unless that is 0.
+
+        *stored* is the row of them that another session has made already.
+        """
+        if stored is None:
+            stored = StoredRun(self.journal, run)
+        part = Part(self, stored, self.journal.new_id(run.count), 0, run.count, packet_id)
+        stored.parts.append(part)
+        return part
+
     # ---- QoS 2 of the client
 
     def held(self, packet_id: int, message: Message) -> None:
@@ -131,6 +148,128 @@ class SessionRecord:
 
     def restored_held(self, number: int, packet_id: int) -> None:
         self._held[packet_id] = number
+
+
+class StoredRun:
+    """The row of QoS 1 packets that one publisher sent, shared by all sessions that keep them."""
+
+    __slots__ = (
+        "client_id", "count", "five", "id", "journal", "packets", "parts", "place", "references",
+        "size",
+    )  # fmt: skip
+
+    def __init__(self, journal: Journal, run: QueuedRun, stored_as: int = 0) -> None:
+        """*run* is whole; *stored_as* is the row that the store has of it already."""
+        self.journal = journal
+        self.packets = run.packets
+        self.count = run.count
+        self.client_id = run.client_id
+        self.five = run.five
+        self.size = run.size
+        self.place = run.offset
+        self.references = 0
+        self.parts: list[Part] = []  # as they were kept, whatever became of them
+        self.id = stored_as or journal.new_id()
+        if not stored_as:
+            journal.put(Table.RUN, self.id, run_row, self, new=True)
+
+    def revoke(self) -> list[Message]:
+        """The store has refused them: who was not sent one already is not; gives all."""
+        for part in self.parts:
+            part.revoke()
+        packets = read_packets(self.packets, self.five)
+        return [Message(each.topic_name, each.payload, 1, client_id=self.client_id) for each in packets]
+
+    def let_go(self) -> None:
+        """One part of it less; its row goes with the last."""
+        self.references -= 1
+        if self.references == 0:
+            self.journal.delete(Table.RUN, self.id)
+
+
+class Part:
+    """The row of *count* messages of a run, from the one numbered *first* on, which one session keeps.
+
+    Its row and the *count* - 1 identifiers behind it belong to these messages: when they part, each has its
+    own. *packet_id* is that of the first, or 0: queued.
+    """
+
+    __slots__ = ("_later", "batch", "count", "first", "packet_id", "record", "row", "stored")
+
+    def __init__(
+        self, record: SessionRecord, stored: StoredRun, row: int, first: int, count: int, packet_id: int,
+        batch: int = -1,
+    ) -> None:  # fmt: skip
+        """*batch* is that which makes its messages durable; -1: the open one; 0: they are."""
+        self.record = record
+        self.stored = stored
+        self.row = row
+        self.first = first
+        self.count = count
+        self.packet_id = packet_id
+        self.batch = record.journal.number if batch < 0 else batch
+        self._later: list[Any] = []  # what became of these messages before they were durable
+        stored.references += 1
+        if batch:
+            self._put(new=True)
+
+    def _put(self, new: bool = False) -> None:
+        self.record.journal.put(Table.PART, self.row, part_row, self, new=new)
+
+    def split(self, count: int) -> Part:
+        """All but the first *count* messages, which stay."""
+        rest = Part(
+            self.record, self.stored, self.row + count, self.first + count, self.count - count, 0, self.batch
+        )
+        if not self.batch:
+            rest._put(new=True)
+        elif self.batch > self.record.journal.done:
+            self._later.append(rest)
+        self.count = count
+        return rest
+
+    def sent(self, packet_id: int) -> int:
+        """They are sent with identifiers from *packet_id* on; the batch to wait for before: see `stepped`."""
+        journal = self.record.journal
+        self.packet_id = packet_id
+        self._put()
+        if self.batch == journal.number or journal.failure is not None:
+            return 0
+        return journal.promise(-1)
+
+    def acknowledged(self, count: int) -> None:
+        """The first *count* are done."""
+        if count == self.count:
+            self.gone()
+            return
+        self.first += count
+        self.packet_id += count
+        self.count -= count
+        self._put()
+
+    def gone(self) -> None:
+        """Completed, dropped, or stored as something else."""
+        self.record.journal.delete(Table.PART, self.row)
+        self.stored.let_go()
+
+    def thawed(self, deliveries: list[Delivery]) -> None:
+        """From now on *deliveries* are stored in its place, in the same order among others."""
+        journal = self.record.journal
+        fresh = self.batch == journal.number
+        if self.batch > journal.done:
+            self._later += deliveries
+        self.gone()
+        for row, delivery in enumerate(deliveries, self.row):
+            journal.refer(delivery.message)
+            delivery.record, delivery.row = self.record, row
+            delivery.batch = journal.number if fresh else 0
+            journal.put(DELIVERY, row, delivery_row, delivery, new=True)
+
+    def revoke(self) -> None:
+        """The store has refused the messages: what was not sent already is not delivered."""
+        self.record.session.revoke_run(self)
+        for later in self._later:
+            later.revoke()
 
 
 def record_session(session: Session, journal: Journal) -> None:
@@ -186,6 +325,16 @@ def delivery_row(delivery: Delivery) -> Row:
         int(delivery.state),
     )
     return new_row(Row, (values, ()))
+
+
+def run_row(run: StoredRun) -> Row:
+    return Row((run.count, run.client_id, int(run.five), run.size, run.place), (run.packets,))
+
+
+def part_row(part: Part) -> Row:
+    return new_row(
+        Row, ((part.record.id, part.stored.id, part.first, part.count, part.packet_id), ())
+    )
 
 
 def held_row(source: tuple[int, int, Message]) -> Row:

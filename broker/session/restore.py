@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Any
 
 from broker.errors import MqttError
 from broker.packet.enums import Version
-from broker.packet.message import Message
-from broker.session.inflight import Delivery, State
+from broker.packet.message import Message, bounds, text_size
+from broker.session.inflight import Delivery, SentRun, State
 from broker.session.manager import SessionManager
-from broker.session.record import SessionRecord
+from broker.session.queue import QueuedRun
+from broker.session.record import Part, SessionRecord, StoredRun
 from broker.session.session import FOR_EVER, Session
 from broker.session.will import NEVER, PendingWill
-from broker.store.base import DurableStore, Table
+from broker.store.base import DurableStore, Row, Table
 from broker.store.journal import Journal, MessageRecord
 from broker.store.memory import MemoryRetainedStore, NoteStore
 from broker.store.rows import fault, message_of
@@ -50,6 +53,7 @@ class Restore:
         self._retained = retained
         self._notes = notes
         self._messages: dict[int, Message] = {}
+        self._runs: dict[int, RestoredRun] = {}
         self._by_row: dict[int, tuple[Session, SessionRecord]] = {}
         self.connected: list[Session] = []
         self.orphans: list[tuple[Table, int]] = []
@@ -59,25 +63,39 @@ class Restore:
         """Read everything, the journal's clock being set; each step is short."""
         readers = {
             Table.MESSAGE: self._message,
+            Table.RUN: self._run,
             Table.SESSION: self._session,
             Table.SUBSCRIPTION: self._subscription,
             Table.DELIVERY: self._delivery,
+            Table.PART: self._part,
             Table.HELD: self._held,
             Table.RETAINED: self._retain,
             Table.NOTE: self._note,
         }
-        for table, read in readers.items():
-            for count, (number, row) in enumerate(self._store.read(table)):
-                try:
-                    if says := fault(table, number, row):
-                        raise ValueError(says)
-                    self._journal.known(number)
-                    read(number, row if table in (Table.MESSAGE, Table.NOTE) else row.values)
-                except (KeyError, ValueError, TypeError, MqttError) as error:
-                    log.error("%s: row %d of %s left out: %r", self._store.path, number, table.name, error)
-                    self.orphans.append((table, number))
-                if count % TURN == 0:
-                    yield
+        for count, (table, number, row) in enumerate(self._rows(readers)):
+            try:
+                if says := fault(table, number, row):
+                    raise ValueError(says)
+                self._journal.known(number)
+                readers[table](number, row if row.blobs else row.values)
+            except (KeyError, ValueError, TypeError, MqttError) as error:
+                log.error("%s: row %d of %s left out: %r", self._store.path, number, table.name, error)
+                self.orphans.append((table, number))
+            if count % TURN == 0:
+                yield
+
+    def _rows(self, tables: Iterable[Table]) -> Iterator[tuple[Table, int, Row]]:
+        """Those of one table after the other; but parts stand among deliveries, by their identifiers."""
+        for table in tables:
+            if table is Table.DELIVERY:
+                both = (self._of(table), self._of(Table.PART))
+                yield from heapq.merge(*both, key=itemgetter(1))
+            elif table is not Table.PART:
+                yield from self._of(table)
+
+    def _of(self, table: Table) -> Iterator[tuple[Table, int, Row]]:
+        for number, row in self._store.read(table):
+            yield table, number, row
 
     def finish(self) -> None:
         """Delete what nothing holds; from here on the journal takes changes."""
@@ -89,12 +107,18 @@ class Restore:
         for number, message in self._messages.items():
             if not message.record.references:
                 self._journal.delete(Table.MESSAGE, number)
+        for number, run in self._runs.items():
+            if not run.stored.references:
+                self._journal.delete(Table.RUN, number)
         sessions, retained = len(self._by_row), len(self._retained)
         log.info("%s: %d sessions, %d retained messages", self._store.path, sessions, retained)
 
     def _message(self, number: int, row: Any) -> None:
         message = self._messages[number] = message_of(row, self._journal.offset)
         message.record = MessageRecord(self._journal, number)
+
+    def _run(self, number: int, row: Any) -> None:
+        self._runs[number] = RestoredRun(self._journal, number, row)
 
     def _note(self, number: int, row: Any) -> None:
         self._notes.restore(number, row.values[0], row.blobs[0])
@@ -157,7 +181,7 @@ class Restore:
     def _delivery(self, number: int, values: tuple[Any, ...]) -> None:
         owner, message, qos, retain, requested, identifiers, share, packet_id, state = values
         session, record = self._by_row[owner]
-        if state and packet_id in session.inflight.entries:
+        if state and not session.inflight.is_free(packet_id):
             raise ValueError(f"a second delivery with identifier {packet_id}")
         delivery = Delivery(
             self._take(message),
@@ -172,6 +196,28 @@ class Restore:
         delivery.record, delivery.row = record, number
         _charge(session, delivery.message)
         _put_back(session, delivery)
+
+    def _part(self, number: int, values: tuple[Any, ...]) -> None:
+        owner, run, first, count, packet_id = values
+        session, record = self._by_row[owner]
+        inflight, restored = session.inflight, self._runs[run]
+        if first + count > restored.stored.count:
+            raise ValueError(f"{count} messages from {first} of a run that has {restored.stored.count}")
+        if packet_id and not inflight.is_free(packet_id, count):
+            raise ValueError(f"a second delivery with identifier {packet_id} or one behind it")
+        self._journal.known(number + count - 1)
+        waiting = restored.queued(first, count, session.terms.overhead)
+        part = Part(record, restored.stored, number, first, count, packet_id, 0)
+        if packet_id:
+            session.bytes += waiting.cost
+            session.terms.budget.take_anyway(waiting.cost)
+            packets = waiting.numbered(waiting.five, packet_id)
+            sent = SentRun(packet_id, count, packets, waiting.cost, waiting.client_id, waiting.five, 0.0)
+            sent.part = part
+            session.table().restore_run(sent)
+        else:
+            waiting.part = part
+            session.enqueue_run(waiting)
 
     def _held(self, number: int, values: tuple[Any, ...]) -> None:
         owner, packet_id, message = values
@@ -188,6 +234,30 @@ class Restore:
         if self._retained.holds(topic_name):
             raise ValueError(f"a second retained message of {topic_name!r:.100}")
         self._retained.restore(number, self._take(values[0]))
+
+
+class RestoredRun:
+    """Packets of one publisher as the store has them, and where in them each begins."""
+
+    def __init__(self, journal: Journal, number: int, row: Row) -> None:
+        (packets,), (count, client_id, five, size, place) = row.blobs, row.values
+        self._ends = [0]
+        self._sizes = [0]  # of the messages up to each
+        for _ in range(count):
+            start, end = bounds(packets, self._ends[-1])
+            topic_end = start + 2 + (packets[start] << 8 | packets[start + 1])
+            taken = text_size(packets[start + 2 : topic_end].decode()) + end - topic_end - 2 - five
+            self._ends.append(end)
+            self._sizes.append(self._sizes[-1] + taken)
+        whole = QueuedRun(packets, count, bool(five), client_id, 0, 0, size, place)
+        self.stored = StoredRun(journal, whole, number)
+
+    def queued(self, first: int, count: int, overhead: int) -> QueuedRun:
+        """*count* of them from the one numbered *first* on, in a queue."""
+        run, end = self.stored, first + count
+        packets = run.packets[self._ends[first] : self._ends[end]]
+        cost = self._sizes[end] - self._sizes[first] + count * overhead
+        return QueuedRun(packets, count, run.five, run.client_id, cost, overhead, run.size, run.place)
 
 
 def _charge(session: Session, message: Message) -> None:

@@ -371,7 +371,8 @@ class Session(Queue):
 
     def clear(self) -> None:
         """Give back all that is held for this session, but a pending will."""
-        self.thaw()
+        for run in self.inflight.runs or ():
+            self._drop_run(run)
         self._empty()
         for delivery in self.inflight.entries.values():
             self._release(delivery)
@@ -387,11 +388,16 @@ class Session(Queue):
         """The store is to forget all but the will: the session is over, or ends with its connection."""
         if self.state is None:
             return
+        self.thaw()
         state, self.state = self.state, None
         for topic_filter in self.subscriptions:
             state.unsubscribed(topic_filter)
-        for delivery in (*self._singles(lambda each: True), *self.inflight.entries.values()):
-            state.gone(delivery)
+        for queued in (*self.queue, *self.inflight.entries.values()):
+            if isinstance(queued, Delivery):
+                state.gone(queued)
+            elif queued.part is not None:
+                queued.part.gone()
+                queued.part = None
         for packet_id, message in self.inflight.held.items():
             state.let_go(packet_id, message)
         state.whole = False

@@ -72,6 +72,13 @@ class Recorder(Protocol):
     def gone(self, delivery: Delivery) -> int:
         """It is not ours any more; as `stepped`."""
 
+    @property
+    def takes_runs(self) -> bool:
+        """Whether it can be told of many messages at once."""
+
+    def kept_run(self, run: Any, stored: Any, packet_id: int = 0) -> Any:
+        """The session owns the messages of a QueuedRun: see record.Part."""
+
     def held(self, packet_id: int, message: Message) -> None: ...
 
     def let_go(self, packet_id: int, message: Message) -> None: ...

@@ -63,6 +63,8 @@ class Table(IntEnum):
     HELD = 5
     RETAINED = 6
     NOTE = 7
+    RUN = 8
+    PART = 9
 
 
 class Row(NamedTuple):

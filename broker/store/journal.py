@@ -48,6 +48,7 @@ class Levels:
 
     def __init__(self, default: Fsync, by_filter: tuple[tuple[str, Fsync], ...] = ()) -> None:
         self.default = default
+        self.by_topic = bool(by_filter)  # not the same for all
         self._by_filter = by_filter
         self._known: dict[str, Fsync] = {}
         asked = {default, *(level for _, level in by_filter)}
@@ -179,10 +180,10 @@ class Journal:
         """The store has a row *number* already."""
         self._last_id = max(self._last_id, number)
 
-    def new_id(self) -> int:
-        """A row identifier that was never used; they grow."""
-        self._last_id += 1
-        return self._last_id
+    def new_id(self, count: int = 1) -> int:
+        """A row identifier that was never used, or the first of *count* in a row; they grow."""
+        self._last_id += count
+        return self._last_id - count + 1
 
     def put(self, table: Table, number: int, encode: Encode, source: Any, *, new: bool = False) -> None:
         """Write the row that *encode* makes of *source* when the batch is closed; *new*: none is there."""
@@ -305,9 +306,7 @@ class Journal:
     def _close_batch(self) -> Batch:
         now = self._clock()
         batch = Batch(self.number, self._fsync)
-        for table, changes in self._open.items():
-            if changes:
-                batch.rows[table] = made(changes)
+        batch.rows = {table: made(changes) for table, changes in self._open.items() if changes}
         if self._note_due or now - self._noted_at >= NOTE:
             batch.clock = StoreClock(now + self.offset, self._wall())
             self._noted_at, self._note_due = now, False

@@ -67,6 +67,13 @@ RETAINED_TWICE = (
     "message IN (SELECT id FROM message) AND id NOT IN (SELECT max(retained.id) FROM retained "
     "JOIN message ON message.id = retained.message GROUP BY topic_name)"
 )
+NO_RUN = "NOT EXISTS (SELECT 1 FROM run WHERE run.id = part.run AND part.first + part.count <= run.count)"
+IDENTIFIER_TWICE = (
+    "packet_id > 0 AND (EXISTS (SELECT 1 FROM delivery AS other WHERE other.session = part.session AND "
+    "other.packet_id BETWEEN part.packet_id AND part.packet_id + part.count - 1) OR EXISTS (SELECT 1 FROM "
+    "part AS other WHERE other.session = part.session AND other.id > part.id AND other.packet_id > 0 AND "
+    "other.packet_id < part.packet_id + part.count AND part.packet_id < other.packet_id + other.count))"
+)
 
 # In an order in which one pass removes everything: what goes early leaves others behind.
 WILL_LOST = Rule(
@@ -93,6 +100,10 @@ RULES = (
     Rule(Table.RETAINED, "has no message", NO_MESSAGE),
     Rule(Table.RETAINED, "has the topic of a later one", RETAINED_TWICE),
     Rule(Table.NOTE, "has the key of a later one", newest("note", "key")),
+    Rule(Table.PART, "belongs to no session", NO_SESSION),
+    Rule(Table.PART, "has no run with so many messages", NO_RUN),
+    Rule(Table.PART, "has the packet identifier of another delivery", IDENTIFIER_TWICE),
+    Rule(Table.RUN, "is held by nothing", "id NOT IN (SELECT run FROM part)"),
     Rule(Table.MESSAGE, "is held by nothing", f"id NOT IN ({HOLDERS})"),
 )
 

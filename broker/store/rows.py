@@ -8,9 +8,11 @@ import re
 from typing import Any
 
 from broker.errors import MqttError
-from broker.packet.message import Message
-from broker.packet.packets import NO_PROPERTIES
+from broker.packet.enums import Version
+from broker.packet.message import Message, bounds
+from broker.packet.packets import NO_PROPERTIES, Publish
 from broker.packet.properties import Place, property_block, read_properties
+from broker.packet.reader import PacketReader
 from broker.packet.wire import varint_bytes
 from broker.store.base import Encode, Row, Table
 from broker.store.schema import COLUMNS
@@ -25,6 +27,7 @@ LAST_ID = 1 << 62  # identifiers of rows grow by one, and never come near to thi
 TYPES: dict[str, type] = {"TEXT": str, "INTEGER": int, "REAL": float, "BLOB": bytes}
 MAY_BE_NULL = {"user_name", "ends_at", "will", "will_due", "expires_at"}
 FLAG, ID = (0, 1), (1, LAST_ID)
+MOST_PACKETS = 65535  # in a run
 RANGES: dict[str, tuple[int, int]] = {
     "version": (3, 5),
     "qos": (0, 2),
@@ -35,7 +38,12 @@ RANGES: dict[str, tuple[int, int]] = {
     "expiry_interval": (0, 0xFFFFFFFF),
     "will_delay": (0, 0xFFFFFFFF),
     **dict.fromkeys(("whole", "connected", "no_local", "retain_as_published", "retain", "requested"), FLAG),
-    **dict.fromkeys(("session", "message", "will"), ID),
+    **dict.fromkeys(("session", "message", "will", "run"), ID),
+    "five": FLAG,
+    "size": (0, 268_435_460),
+    "place": (0, 65542),
+    "first": (0, MOST_PACKETS - 1),
+    "count": (1, MOST_PACKETS),
 }
 STATES = {(0, 0), (1, 0), (2, 0), (1, 1), (2, 2), (2, 3)}  # QoS and State of a delivery
 
@@ -94,6 +102,10 @@ def fault(table: Table, number: int, row: Row) -> str:
     try:
         if table is Table.MESSAGE:
             check_topic_name(message_of(row, 0.0).topic_name)
+        elif table is Table.RUN:
+            return _run_fault(row)
+        elif table is Table.PART:
+            return _part_fault(row)
         elif table is Table.NOTE:
             return "" if row.values[0].partition("/")[1] else "key names no owner"
         elif table is Table.SUBSCRIPTION:
@@ -132,3 +144,34 @@ def _delivery_fault(row: Row) -> str:
         except MqttError as error:
             return str(error)
     return "" if not share or split_share(share)[0] else "share is no shared filter"
+
+
+def _run_fault(row: Row) -> str:
+    """Its packets are what a client may send of QoS 1, without a flag or a property."""
+    (packets,), (count, _, five, size, place) = row.blobs, row.values
+    reader = PacketReader(strict=False, from_client=False)
+    reader.version = Version.MQTT_5 if five else Version.MQTT_3_1_1
+    number = 0
+    for packet in reader.feed(packets):
+        if not isinstance(packet, Publish) or (packet.qos, packet.dup, packet.retain) != (1, False, False):
+            return f"packet {number} is no plain PUBLISH of QoS 1"
+        if packet.properties:
+            return f"packet {number} has properties"
+        check_topic_name(packet.topic_name)
+        number += 1
+    if reader.error is not None or reader.partial or number != count:
+        return f"there are {number} whole packets of {count}"
+    if size or place:
+        start, end = bounds(packets, 0)
+        topic_end = start + 2 + int.from_bytes(packets[start : start + 2], "big")
+        alike = all(packets[at : at + place] == packets[:place] for at in range(0, len(packets), size or 1))
+        if (size, place, size * count) != (end, topic_end, len(packets)) or not alike:
+            return f"its packets are not all of {size} bytes, with an identifier at {place}"
+    return ""
+
+
+def _part_fault(row: Row) -> str:
+    _, _, first, count, packet_id = row.values
+    if first + count > MOST_PACKETS or packet_id + count > MOST_PACKETS + 1:
+        return f"{count} messages from {first}, with packet identifiers from {packet_id}, are too many"
+    return ""

@@ -46,9 +46,17 @@ COLUMNS: dict[Table, tuple[tuple[str, ...], tuple[str, ...]]] = {
     Table.HELD: ((), ("session INTEGER", "packet_id INTEGER", "message INTEGER")),
     Table.RETAINED: ((), ("message INTEGER",)),
     Table.NOTE: (("value BLOB",), ("key TEXT",)),
+    Table.RUN: (
+        ("packets BLOB",),
+        ("count INTEGER", "client_id TEXT", "five INTEGER", "size INTEGER", "place INTEGER"),
+    ),
+    Table.PART: (
+        (),
+        ("session INTEGER", "run INTEGER", "first INTEGER", "count INTEGER", "packet_id INTEGER"),
+    ),
 }
 
-SINCE = {Table.NOTE: 2}  # format; all others are in each
+SINCE = {Table.NOTE: 2, Table.RUN: 2, Table.PART: 2}  # format; all others are in each
 
 META = "CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID"
 
@@ -75,7 +83,13 @@ def create_statements() -> list[str]:
 
 # Format -> the statements that make it of the format before.
 MIGRATIONS: dict[int, tuple[str, ...]] = {
-    2: ("CREATE TABLE note (id INTEGER PRIMARY KEY, value BLOB, key TEXT)",),
+    2: (
+        "CREATE TABLE note (id INTEGER PRIMARY KEY, value BLOB, key TEXT)",
+        "CREATE TABLE run (id INTEGER PRIMARY KEY, packets BLOB, count INTEGER, client_id TEXT, "
+        "five INTEGER, size INTEGER, place INTEGER)",
+        "CREATE TABLE part (id INTEGER PRIMARY KEY, session INTEGER, run INTEGER, first INTEGER, "
+        "count INTEGER, packet_id INTEGER)",
+    ),
 }
 
 

@@ -76,6 +76,8 @@ PLACES: dict[str, Place] = {
     "SUBSCRIBE arrives": Place("broker.handle.subscribe", "handle_subscribe"),
     "UNSUBSCRIBE arrives": Place("broker.handle.subscribe", "handle_unsubscribe"),
     "DISCONNECT arrives": Place("broker.handle.disconnect", "handle_disconnect"),
+    "lane takes PUBLISH": Place("broker.lane.lane", "Lane._take_qos_1"),
+    "lane takes PUBACK": Place("broker.lane.lane", "Lane._take_pubacks"),
     # what is done
     "route": Place("broker.router", "Router.route"),
     "retain": Place("broker.router", "Router.retain_now"),
@@ -90,6 +92,8 @@ PLACES: dict[str, Place] = {
     "append held": Place(JOURNAL, "Journal.put", of_table(Table.HELD)),
     "append retained": Place(JOURNAL, "Journal.put", of_table(Table.RETAINED)),
     "append note": Place(JOURNAL, "Journal.put", of_table(Table.NOTE)),
+    "append run": Place(JOURNAL, "Journal.put", of_table(Table.RUN)),
+    "append part": Place(JOURNAL, "Journal.put", of_table(Table.PART)),
     "append deletion": Place(JOURNAL, "Journal.delete"),
     "close batch": Place(JOURNAL, "Journal._close_batch"),
     "commit": Place("broker.store.sqlite", "SqliteStore.write", something),

@@ -102,8 +102,8 @@ async def _blocking(function: Callable[..., object], *args: str) -> object:
 
 
 @contextlib.asynccontextmanager
-async def scene(store: Path, version: int, point: str) -> AsyncIterator[Scene]:
-    with contextlib.closing(Restartable(store, SETTINGS)) as broker:
+async def scene(store: Path, version: int, point: str, *more: str) -> AsyncIterator[Scene]:
+    with contextlib.closing(Restartable(store, (*SETTINGS, *more))) as broker:
         broker.start(module="tests.faults.killer", **{VARIABLE: point, TAKES: str(COMMIT_TAKES)})
         here = Scene(broker, version)
         try:
@@ -231,7 +231,7 @@ async def complete_2(here: Scene, qos: int) -> Peer:
 
 NOTHING, PUBLISH, AGAIN, PUBREL = "", "PUBLISH", "PUBLISH DUP", "PUBREL"
 
-# flow -> QoS -> place -> what is left
+# flow -> QoS -> place -> what is left, where each message is stored by itself
 MESSAGES: dict[Flow, dict[int, dict[str, str]]] = {
     publish_1: {1: {
         "PUBLISH arrives: before": NOTHING,
@@ -342,7 +342,82 @@ MESSAGES: dict[Flow, dict[int, dict[str, str]]] = {
 )
 @run_async
 async def test_messages(flow: Flow, qos: int, point: str, left: str, version: int, tmp_path: Path) -> None:
-    async with scene(tmp_path / "point.db", version, point) as here:
+    await _message(flow, qos, left, scene(tmp_path / "point.db", version, point, "capacity.fast_lane=false"))
+
+
+# The same for what the fast lane takes: QoS 1, stored in runs.
+RUNS: dict[Flow, dict[str, str]] = {
+    publish_1: {
+        "lane takes PUBLISH: before": NOTHING,
+        "append run: after": NOTHING,
+        "append part: after": NOTHING,
+        "lane takes PUBLISH: after": NOTHING,
+        "close batch: before": NOTHING,
+        "close batch: after": NOTHING,
+        "commit: before": NOTHING,
+        "PUBLISH leaves: before": NOTHING,
+        "PUBLISH leaves: after": NOTHING,
+        "commit: after": AGAIN,
+        "release: before": AGAIN,
+        "PUBACK leaves: before": AGAIN,
+        "PUBACK leaves: after": AGAIN,
+    },
+    away: {
+        "append run: after": NOTHING,
+        "append part: after": NOTHING,
+        "commit: before": NOTHING,
+        "commit: after": PUBLISH,
+        "release: before": PUBLISH,
+        "PUBACK leaves: before": PUBLISH,
+        "PUBACK leaves: after": PUBLISH,
+    },
+    come_back: {
+        "CONNECT arrives: before": PUBLISH,
+        "append part: after": PUBLISH,
+        "commit: before": PUBLISH,
+        "commit: after": AGAIN,
+        "CONNACK leaves: after": AGAIN,
+        "PUBLISH leaves: before": AGAIN,
+        "PUBLISH leaves: after": AGAIN,
+    },
+    acknowledge: {
+        "lane takes PUBACK: before": AGAIN,
+        "append deletion: after": AGAIN,
+        "lane takes PUBACK: after": AGAIN,
+        "commit: before": AGAIN,
+        "commit: after": NOTHING,
+        "release: after": NOTHING,
+    },
+    make_room: {
+        "append deletion: after": AGAIN,
+        "append delivery: after": AGAIN,
+        "commit: before": AGAIN,
+        "commit: after": AGAIN,
+        "PUBLISH leaves: before": AGAIN,
+        "PUBLISH leaves: after": AGAIN,
+    },
+}
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize(
+    ("flow", "point", "left"),
+    [
+        pytest.param(flow, point, left, id=f"{flow.__name__}-{point}")
+        for flow, points in RUNS.items()
+        for point, left in points.items()
+        if reachable(point)
+    ],
+)
+@run_async
+async def test_runs(flow: Flow, point: str, left: str, version: int, tmp_path: Path) -> None:
+    await _message(flow, 1, left, scene(tmp_path / "point.db", version, point, "capacity.fast_lane=true"))
+
+
+async def _message(
+    flow: Flow, qos: int, left: str, setting: contextlib.AbstractAsyncContextManager[Scene]
+) -> None:
+    async with setting as here:
         subscriber = await flow(here, qos)
         await here.dead()
         assert await first(subscriber, left) == left

@@ -11,6 +11,7 @@ import pytest
 
 from broker import Broker, Capacity, Config, HookBase, Limits, Protocol
 from broker.client import no_lane
+from broker.config import Store
 from broker.errors import MqttError
 from broker.lane import known
 from broker.lane import lane as fast
@@ -379,16 +380,19 @@ async def test_identifiers_of_qos_2_messages_are_looked_at_by_others() -> None:
 
 
 @run_async
-async def test_with_a_store_durable_sessions_are_the_readable_lane_s(tmp_path: Path) -> None:
-    async with memory_broker(by_hand(), store=tmp_path / "broker.db") as broker:
-        await joined(broker, "p")
-        for client_id, seconds in (("lasting", 60), ("passing", 0)):
-            peer = Peer(broker)
-            await peer.connect(client_id, properties={"session_expiry_interval": seconds})
-            await peer.subscribe(client_id, qos=1)
-        for topic, left in (("lasting", publishes("lasting", qos=1)), ("passing", b"")):
-            assert take(broker, "p", publishes(topic, qos=1)) == left
-            assert take(broker, "p", publishes(topic)) == b"", "QoS 0 is not stored"
+async def test_where_topics_are_not_equally_durable_the_readable_lane_tells_the_store(tmp_path: Path) -> None:
+    for levels, left in (((), b""), (("a/#=never",), publishes("lasting", qos=1))):
+        store = Store(path=str(tmp_path / f"{len(levels)}.db"), fsync_for=levels)
+        config = Config(capacity=BY_HAND, store=store)
+        async with memory_broker(config, store=store.path) as broker:
+            await joined(broker, "p")
+            for client_id, seconds in (("lasting", 60), ("passing", 0)):
+                peer = Peer(broker)
+                await peer.connect(client_id, properties={"session_expiry_interval": seconds})
+                await peer.subscribe(client_id, qos=1)
+            assert take(broker, "p", publishes("lasting", qos=1)) == left
+            assert take(broker, "p", publishes("passing", qos=1)) == b""
+            assert take(broker, "p", publishes("lasting")) == b"", "QoS 0 is not stored"
 
 
 # ---- what it remembers
@@ -708,11 +712,11 @@ def test_both_lanes_give_different_identifiers_and_keep_the_order() -> None:
     for step in (one, run, one, run, one):
         step()
     assert [*inflight.entries] == [1, 4, 7]
-    inflight._last = 1  # as after all numbers were used once
+    inflight._last, inflight._unused_to = 1, 0  # as after all numbers were used once
     one()
     assert [*inflight.entries] == [1, 4, 7, 8], "2 and 3 are in a run"
     inflight.finish(inflight.entries[1])
-    inflight._last = 0
+    inflight._last, inflight._unused_to = 0, 0
     one()
     inflight.thaw()
     assert [*inflight.entries] == [2, 3, 4, 5, 6, 7, 8, 1], "in the order of sending"

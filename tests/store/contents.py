@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from broker.packet.wire import varint_bytes
 from broker.store.base import Batch, Row, StoreClock, Table
 from broker.store.schema import FORMAT, tables_of
 from broker.store.sqlite import SqliteStore
@@ -60,6 +61,17 @@ FIXED: Rows = {
     Table.NOTE: {
         60: Row(('dedup/["ada", "query/0"]',), (b"3 41 7",)),
         61: Row(("grüße/",), (bytes(range(256)),)),
+    },
+    Table.RUN: {
+        70: Row(
+            (3, "sensor", 0, 8, 5), (bytes.fromhex("3206000172000161 3206000172000262 3206000172000363"),)
+        ),
+        71: Row((2, "sensor", 1, 0, 0), (bytes.fromhex("32080002c3bc00070078 320700017200010079"),)),
+    },
+    Table.PART: {
+        80: Row((2, 70, 1, 1, 9)),  # the second of three, sent
+        81: Row((2, 70, 2, 1, 0)),
+        82: Row((2, 71, 0, 2, 0)),
     },
 }
 
@@ -109,6 +121,12 @@ def random_rows(
                     values = (session, message, 1, 0, 0, "1,2", "", number, 1)
                     rows[Table.DELIVERY][next(last)] = Row(values)
     for number in range(messages // 10):
+        packet = b"2" + varint_bytes(7 + number) + b"\0\1r\0\1" + bytes(2 + number)
+        run, size = next(last), len(packet) if number % 2 else 0
+        place = size and len(packet) - 4 - number
+        rows[Table.RUN][run] = Row((9, "sender", 0, size, place), (packet * 9,))
+        for session in rng.sample(sessions, 2):
+            rows[Table.PART][next(last)] = Row((session, run, number % 4, 4, 0))
         rows[Table.NOTE][next(last)] = Row((f"owner/{number}",), (rng.randbytes(rng.choice(sizes)),))
     return rows
 

@@ -160,6 +160,8 @@ def test_a_good_store(fixed: Path) -> None:
         "held: 1 rows",
         "retained: 2 rows",
         "note: 2 rows",
+        "run: 2 rows",
+        "part: 3 rows",
     ]
 
 
@@ -183,6 +185,7 @@ BROKEN = {
     "DELETE FROM session WHERE id = 2": [
         "subscription 6 belongs to no session",
         "held 40 belongs to no session",
+        *(f"part {number} belongs to no session" for number in (80, 81, 82)),
         "message 20 is held by nothing",
     ],
     "DELETE FROM message WHERE id = 24": [
@@ -213,6 +216,18 @@ BROKEN = {
         "retained 50 has the topic of a later one"
     ],
     "UPDATE note SET key = 'grüße/'": ["note 60 has the key of a later one"],
+    "DELETE FROM run WHERE id = 70": [
+        "part 80 has no run with so many messages",
+        "part 81 has no run with so many messages",
+    ],
+    "UPDATE part SET count = 3 WHERE id = 82": ["part 82 has no run with so many messages"],
+    "UPDATE part SET packet_id = 8, count = 2 WHERE id = 82": [
+        "part 80 has the packet identifier of another delivery"
+    ],
+    "UPDATE delivery SET session = 2, packet_id = 9, state = 1 WHERE id = 33": [
+        "part 80 has the packet identifier of another delivery"
+    ],
+    "DELETE FROM part WHERE id = 82": ["run 71 is held by nothing"],
     "DELETE FROM delivery WHERE id = 31": ["message 23 is held by nothing"],
 }
 
@@ -299,7 +314,7 @@ def test_a_dump_has_everything(fixed: Path) -> None:
 
 
 def binary(column: str, value: object) -> object:
-    if column not in ("payload", "properties", "value"):
+    if column not in ("payload", "properties", "value", "packets"):
         return value
     return base64.b64decode(value["base64"]) if isinstance(value, dict) else str(value).encode()
 

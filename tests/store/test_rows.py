@@ -19,6 +19,8 @@ SOUND: dict[Table, Row] = {
     Table.HELD: Row((1, 9, 2)),
     Table.RETAINED: Row((2,)),
     Table.NOTE: Row(("dedup/x",), (b"1 2 3",)),
+    Table.RUN: Row((2, "c", 0, 8, 5), (bytes.fromhex("3206000172000161 3206000172000262"),)),
+    Table.PART: Row((1, 2, 7, 3, 9)),
 }
 
 

@@ -122,17 +122,19 @@ def places(large: tuple[Path, Found]) -> Places:
     return found
 
 
-PARENTS = {"subscription": (1,), "delivery": (1, 2), "held": (1, 3), "retained": (1,)}  # columns
+# Columns that name rows of others.
+PARENTS = {"subscription": (1,), "delivery": (1, 2), "held": (1, 3), "retained": (1,), "part": (1, 2)}
+SHARED = ("message", "run")
 
 
 def untouched(places: Places, whole: Found, spoilt: set[int]) -> Found:
     """What of *whole* stands on no page of *spoilt*, and belongs to nothing that does."""
     lost = {key for key in whole if places[key] & spoilt}
-    gone = {number for name, number in lost if name in ("session", "message")}
+    gone = {number for name, number in lost if name in ("session", *SHARED)}
     parents = {key: {row[at] for at in PARENTS.get(key[0], ())} for key, row in whole.items()}
     kept = {key: row for key, row in whole.items() if key not in lost and not gone & parents[key]}
     held = set().union(*(parents[key] for key in kept))
-    return {key: row for key, row in kept.items() if key[0] != "message" or key[1] in held}
+    return {key: row for key, row in kept.items() if key[0] not in SHARED or key[1] in held}
 
 
 @pytest.mark.parametrize("part", range(4))
