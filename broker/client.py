@@ -402,8 +402,9 @@ class Client(Identified):
         return run is not None
 
     def _encode(
-        self, message: Message, qos: int, retain: bool, identifiers: tuple[int, ...], packet_id: int, dup: bool
-    ) -> bytes | None:
+        self, message: Message, qos: int, retain: bool, identifiers: tuple[int, ...],
+        packet_id: int, dup: bool,
+    ) -> bytes | None:  # fmt: skip
         """The PUBLISH for this client alone; None: it may not be sent that much [MQTT-3.1.2-24]."""
         left = message.count_down(self._terms.clock())
         encode = partial(
@@ -450,7 +451,7 @@ class Client(Identified):
             self.end(PacketTooLarge(f"{type(packet).__name__} does not fit the client's Maximum Packet Size"))
 
     def acknowledge(self, first_byte: int, packet_id: int, after: int = 0, message: Any = None) -> None:
-        """PUBACK 0x40, PUBREC 0x50, PUBREL 0x62 or PUBCOMP 0x70 of success; *message* if batch *after* fails."""
+        """PUBACK 0x40, PUBREC 0x50, PUBREL 0x62 or PUBCOMP 0x70 of success; see Outbound.put_after."""
         if self.phase is Phase.GONE:
             return
         if after or self.outbound.gate:
