@@ -45,7 +45,7 @@ from spark.tools.logfiles import write_log  # noqa: E402
 from spark.tools.samples import Options, messages  # noqa: E402
 
 TICK = os.sysconf("SC_CLK_TCK")
-SEGMENT = 25_000  # records, and those of a batch
+SEGMENT = 25_000  # records; four make a batch
 
 
 class Line(NamedTuple):
@@ -117,7 +117,7 @@ def to_bronze(spark: session.SparkSession, log: Path, layout: str) -> float:
     """Seconds of CPU for a row in all batches but the first: starting a query costs two seconds, once."""
     out, seen = log.parent / "bronze", []
     shutil.rmtree(out, ignore_errors=True)
-    said = chosen(log, out, "--once", "--table", layout, "--max-records", str(SEGMENT))
+    said = chosen(log, out, "--once", "--table", layout, "--max-records", str(4 * SEGMENT))
     announce = ingest.Job._announce
 
     def note(job: ingest.Job, batch: object, found: dict[str, int], seconds: float) -> None:

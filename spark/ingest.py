@@ -15,10 +15,11 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.errors import IllegalArgumentException
 from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame, Observation, SparkSession
@@ -109,7 +110,8 @@ def run(chosen: argparse.Namespace, given: SparkSession | None = None) -> int:
         for job in jobs:
             job.tell()
         if given is None:
-            session.stop()
+            with suppress(Py4JError, OSError):  # there may be no JVM any more
+                session.stop()
     return report(failed)
 
 
@@ -329,13 +331,16 @@ def measures() -> list[Expression]:
 
 def to_bronze(rows: DataFrame, kind: str, ingested: Expression) -> DataFrame:
     """The log as it was, and what is cheap to know; sorted by topic, so that statistics prune pages."""
-    added = {"ingested_at": ingested}
+    order = ["date", "hour", "epoch", "offset"]
     if kind == "messages":
-        added |= {column: F.unbase64(column) for column in BINARY}
         payload = F.unbase64("payload")
+        added = {column: F.unbase64(column) for column in BINARY}
         added |= {"levels": F.split("topic", "/"), "size": F.coalesce("payload_size", F.length(payload))}
-    order = ["date", "hour", *(["topic"] if kind == "messages" else []), "epoch", "offset"]
-    return rows.withColumns(added).select(*names(bronze_columns(kind))).sortWithinPartitions(*order)
+        rows, order = rows.withColumns(added), ["date", "hour", "topic", "epoch", "offset"]
+    # The time of the batch is a constant in the code that Spark compiles: before the sort, all that code
+    # would be compiled anew in each batch, and never be warm.
+    rows = rows.sortWithinPartitions(*order).withColumn("ingested_at", ingested)
+    return rows.select(*names(bronze_columns(kind)))
 
 
 def read_files(session: SparkSession, log: Path, kind: str, *, bounded: bool) -> DataFrame:

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
@@ -185,8 +186,22 @@ class Checkpoint:
         return (self.path / "offsets" / str(number)).read_text().splitlines()
 
 
+TOO_LITTLE_MEMORY = (
+    "the JVM ran out of memory: give it more, --conf spark.driver.memory=4g. While it is written, a row "
+    "takes some ten times the size of its payload"
+)
+
+
 def watch(queries: Sequence[StreamingQuery], ending: Ending) -> list[str]:
     """Waits until all *queries* ended; what they failed with, in Spark's words. The first ends all."""
+    try:
+        failed = _watch(queries, ending)
+    except (Py4JError, OSError) as error:  # it died: that is what a JVM does when it has no memory left
+        return [f"{TOO_LITTLE_MEMORY} ({error})"]
+    return [TOO_LITTLE_MEMORY if "OutOfMemoryError" in text else text for text in failed]
+
+
+def _watch(queries: Sequence[StreamingQuery], ending: Ending) -> list[str]:
     failed: list[str] = []
     while active := [query for query in queries if query.isActive]:
         for query in active:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from spark import session
@@ -56,3 +57,34 @@ def test_sigterm_asks_for_the_end() -> None:
     assert run.stdout.split() == ["False", "True"], run.stderr
     assert not Ending()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+class Query:
+    """A streaming query whose JVM says *what*."""
+
+    def __init__(self, what: Exception | str) -> None:
+        self.what = what
+
+    @property
+    def isActive(self) -> bool:
+        if isinstance(self.what, Exception):
+            raise self.what
+        return False
+
+    def exception(self) -> str:
+        return str(self.what)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        (ConnectionRefusedError("refused"), "the JVM ran out of memory"),
+        (Py4JError("the JVM is gone"), "the JVM ran out of memory"),
+        ("Caused by: java.lang.OutOfMemoryError: Java heap space", "the JVM ran out of memory"),
+        ("data loss: node n", "data loss: node n"),
+    ],
+)
+def test_what_a_query_failed_with(what: Exception | str, said: str) -> None:
+    (failed,) = session.watch([Query(what)], Ending())
+    assert failed.startswith(said)
+    assert session.watch([Query("... spark.session.Asked ...")], Ending()) == []
