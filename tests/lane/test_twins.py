@@ -133,7 +133,7 @@ class Chances:
         for _ in range(self.random.randint(1, 5)):
             qos, retain = one_kind or (choice((0, 1, 2)), self.one_in(4))
             message = {"topic": choice(TOPICS[:4] * 6 + TOPICS), "size": choice(SIZES), "qos": qos}
-            message |= {"retain": retain, "dup": self.one_in(12)}
+            message |= {"retain": bool(retain), "dup": self.one_in(12)}
             message["count"] = choice((1, 1, 2, 5, 9, 13, 30, 70))
             messages.append(message | {"properties": choice(({},) * 30 + PROPERTIES)})
         cuts = [self.random.randint(1, 3000) for _ in range(choice((0, 0, 0, 1, 4)))]
