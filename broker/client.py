@@ -158,14 +158,14 @@ class Client(Identified):
         while not self.is_ending:
             if not data and not connection.has_unread():
                 return False
-            data = data or await connection.read()
+            fresh, data = not data, data or await connection.read()  # what was given was offered before
             if not data:
                 self.ending = self.ending or StreamEnded("closed by the client without DISCONNECT")
                 return True
             stats.bytes_received += len(data)
             self.count_received(len(data))
             turn_ends, progressed = turn_end(stats), False
-            for packets in reader.parts(data, offer):
+            for packets in reader.parts(offer(data) if fresh and offer else data, offer):
                 stats.messages_received += len(packets)
                 self.handling = progressed = True
                 if self.extra.partial_counted:
