@@ -46,6 +46,8 @@ from spark.tables import LAYOUTS, Batch, bronze, open_table
 
 HEAD = 256  # bytes of a payload that quarantine keeps
 MAX_RECORDS = 200_000
+# A batch has some 50 queries, the same in each batch: their code must not fall out of Spark's cache (100).
+MANY_QUERIES = {"spark.sql.codegen.cache.maxEntries": "1000"}
 SECONDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "millisecond": 0.001}
 
 
@@ -87,7 +89,7 @@ def run(chosen: argparse.Namespace) -> int:
     if not chosen.out.is_dir():
         raise Refused(f"--out {chosen.out}: there is no such folder; spark.ingest makes it", UNREADABLE)
     with alone(chosen.out / "_checkpoints" / "decode"):
-        session = build("spark.decode", chosen.master, pairs(chosen.conf))
+        session = build("spark.decode", chosen.master, MANY_QUERIES | pairs(chosen.conf))
         ending = Ending().listen()
         try:
             decoder = Decoder(session, chosen.out, rules, chosen.table, chosen.max_records)
@@ -131,6 +133,7 @@ class Decoder:
         self.plan_file = out / "silver" / "_plan.json"
         self.announced: dict[str, Any] = {}
         self.states: list[Path] = []
+        self.held: list[DataFrame] = []  # in Spark's cache, until the batch is done
         check(session, rules)
 
     def step(self) -> bool:
@@ -167,7 +170,7 @@ class Decoder:
         began = time.monotonic()
         batch = Batch(plan.query, plan.number, plan.end)
         self.announced, self.states = {}, []
-        rows = self.rows(plan).persist()
+        rows = self.hold(self.rows(plan))
         sums = F.count("*").alias("n"), F.max("received_at").alias("newest")
         counted = rows.groupBy("rule").agg(*sums).collect()
         found = {row.rule: row.n for row in counted}
@@ -175,16 +178,21 @@ class Decoder:
         parts = {}
         for rule in self.rules:
             if rule.name in found:
-                parts[rule.name] = self.decoded(rows, rule, kinds[rule.name][1], plan.number).persist()
+                made = self.decoded(rows, rule, kinds[rule.name][1], plan.number)
+                parts[rule.name] = self.hold(made)
         for name, part in parts.items():
             self.store_wide(part, name, kinds[name], batch)
         crash_point("after wide")
         told = self.finish(parts, kinds, batch)
         crash_point("after points")
-        for each in (rows, *parts.values()):
-            each.unpersist()
+        while self.held:
+            self.held.pop().unpersist()
         newest = max((row.newest for row in counted), default=None)
         self.announce(plan, found, told, newest, time.monotonic() - began)
+
+    def hold(self, rows: DataFrame) -> DataFrame:
+        self.held.append(rows.persist())
+        return rows
 
     def kinds(self, rows: DataFrame, found: dict[str | None, int]) -> dict[str, tuple[int, Type]]:
         """For each rule with rows: the version and the type of its values; widens what must be wider."""
@@ -220,7 +228,7 @@ class Decoder:
         if rule.format != "sparkplug":
             return payloads.decoded(mine, rule, kind)
         folder = self.out / "silver" / "_edges" / rule.name
-        made = edges.decoded(mine, rule, self.newest_states(folder, number)).persist()
+        made = self.hold(edges.decoded(mine, rule, self.newest_states(folder, number)))
         states = made.filter(F.col("state").isNotNull()).select("edge", "state")
         states.write.mode("overwrite").parquet(str(folder / str(number)))
         self.states.append(folder)
@@ -250,7 +258,8 @@ class Decoder:
             fields = (*payloads.KEPT, "reason")
             each = [part.select(*fields, F.lit(name).alias("rule")) for name, part in parts.items()]
             every = reduce(DataFrame.unionByName, each)
-            told = every.groupBy("rule", "reason").count().collect()
+            kind = F.regexp_replace("reason", r"\d+", "n").alias("reason")  # places are endless
+            told = every.groupBy("rule", kind).count().collect()
             bad = every.filter(F.col("reason").isNotNull())
             bad = bad.withColumn("head", F.substring("payload", 1, HEAD)).select(*names(PAYLOADS))
             if any(row.reason is not None for row in told):

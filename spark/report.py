@@ -99,8 +99,7 @@ def report(
         output.write_text(shown, "utf-8")
     spent = time.monotonic() - began
     state = "OK" if gold.ok else "FAILED"
-    hours = len(gold.computed)
-    print(f"{hours} hours computed in {spent:.1f} s, audit {state}", file=sys.stderr, flush=True)
+    print(f"{len(gold.computed)} hours computed in {spent:.1f} s, audit {state}", file=sys.stderr, flush=True)
     return DONE if gold.ok else LOSS
 
 

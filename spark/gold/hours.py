@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -82,15 +83,18 @@ def of_days(days: Iterable[str]) -> str:
     return f"date IN ({', '.join(repr(day) for day in sorted(days))})" if days else "false"
 
 
-def before(hours: Iterable[str], count: int = 1) -> set[str]:
+def before(hours: Iterable[str], count: int) -> set[str]:
     """*hours* and the *count* hours before each."""
-    from datetime import datetime, timedelta
+    return {moved(key, -n) for key in hours for n in range(count + 1)}
 
-    found = set(hours)
-    for key in hours:
-        moment = datetime.strptime(key, "%Y-%m-%dT%H")
-        found |= {(moment - timedelta(hours=n)).strftime("%Y-%m-%dT%H") for n in range(1, count + 1)}
-    return found
+
+def after(hours: Iterable[str], count: int) -> set[str]:
+    """*hours* and the *count* hours after each."""
+    return {moved(key, n) for key in hours for n in range(count + 1)}
+
+
+def moved(key: str, by: int) -> str:
+    return (datetime.strptime(key, "%Y-%m-%dT%H") + timedelta(hours=by)).strftime("%Y-%m-%dT%H")
 
 
 def as_plain(row: Any) -> Any:

@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 from spark.gold import audit, delivery, traffic
 from spark.gold.hours import (
     Marks,
+    after,
     before,
     condition,
     days_of,
@@ -36,6 +37,7 @@ from spark.tables import bronze, log_gaps, open_table, quarantine_lines
 HOUR, DAY = ("date", "hour"), ("date",)
 LATE_TYPES = {"received_at": "timestamp", "event_time": "timestamp", "date": "date", "hour": "int"}
 LATE_COLUMNS = tuple(Column("", name, type) for name, type in LATE_TYPES.items())
+NO_CLIENT_HOURS = "date DATE, hour INT, client_id STRING, messages BIGINT, bytes BIGINT"
 DROPPED_WITHIN = 1  # hours after its message that a dropped delivery still finds it
 
 
@@ -63,18 +65,29 @@ class Gold:
         file = self.path / "_made_from.json"
         old, new = read_marks(file), self.sources()
         done: Marks = {}
+        changed: dict[str, set[str]] = {"messages": set(), "events": set(), "silver": set()}
         for source, hours in new.items():
             was = old.get(source, {})
-            changed = within(touched(was, hours), since, until)
-            self.computed |= changed
-            kept = {hour: digest for hour, digest in was.items() if hour not in changed}
-            done[source] = kept | {hour: hours[hour] for hour in changed if hour in hours}
-        if self.computed:
-            self.hours(self.computed)
-            self.days(days_of(self.computed))
+            mine = within(touched(was, hours), since, until)
+            changed[source.removeprefix("bronze/") if source.startswith("bronze/") else "silver"] |= mine
+            kept = {hour: digest for hour, digest in was.items() if hour not in mine}
+            done[source] = kept | {hour: hours[hour] for hour in mine if hour in hours}
+        self.computed = set().union(*changed.values())
+        self.compute(changed["messages"], changed["events"], changed["silver"])
         self.audit()
         self.path.mkdir(parents=True, exist_ok=True)
         write_marks(file, done)
+
+    def compute(self, messages: set[str], events: set[str], silver: set[str]) -> None:
+        """The tables that are made from the given hours of each source, and no others."""
+        if messages:
+            self.of_messages(messages)
+        if events:
+            self.of_events(events)
+        if messages or events:
+            self.of_both(messages, events)
+        if silver:
+            self.of_silver(silver)
 
     def sources(self) -> Marks:
         tables = [open_table(self.out, f"bronze/{kind}") for kind in KINDS]
@@ -86,43 +99,52 @@ class Gold:
         found = (self.out / "silver").glob("*/schema=*")
         return sorted(str(path.relative_to(self.out / "silver")) for path in found)
 
-    def hours(self, hours: set[str]) -> None:
-        where = condition(hours)
-        messages = bronze(self.session, self.out, "messages")
-        events = bronze(self.session, self.out, "events").filter(where)
-        mine = messages.filter(where)
+    def bronze(self, kind: str, where: str) -> DataFrame:
+        return bronze(self.session, self.out, kind).filter(where)
+
+    def of_messages(self, hours: set[str]) -> None:
+        mine = self.bronze("messages", condition(hours))
         minutes = traffic.client_minutes(mine).persist()
-        clients, topics = traffic.client_hours(minutes), traffic.topic_hours(mine).persist()
+        clients, topics = traffic.client_hours(minutes).persist(), traffic.topic_hours(mine).persist()
         self.write("rates", traffic.rates(minutes), HOUR, ("minute", "root"), hours)
         self.write("client_hours", clients, HOUR, ("client_id",), hours)
         self.write("topic_hours", topics, HOUR, ("topic",), hours)
         self.write("top", traffic.top(topics, clients), HOUR, ("by", "measure", "rank"), hours)
-        minutes.unpersist()
-        topics.unpersist()
-        self.write("latency", delivery.latency(events), HOUR, ("minute", "qos"), hours)
-        recent = messages.filter(condition(before(hours, DROPPED_WITHIN)))
-        drops = delivery.drops(events, recent).unionByName(delivery.overflow(mine, events))
-        self.write("drops", drops, HOUR, ("reason", "root"), hours)
+        for each in (minutes, clients, topics):
+            each.unpersist()
+        self.write("blocks/messages", audit.blocks(mine), HOUR, ("node", "epoch", "block"), hours)
+        if (every := self.read("topic_hours")) is not None:
+            days = days_of(hours)
+            self.write("topics", traffic.topics(every.filter(of_days(days))), DAY, ("topic",), days)
+
+    def of_events(self, hours: set[str]) -> None:
+        mine = self.bronze("events", condition(hours))
+        self.write("latency", delivery.latency(mine), HOUR, ("minute", "qos"), hours)
+        self.write("blocks/events", audit.blocks(mine), HOUR, ("node", "epoch", "block"), hours)
+
+    def of_both(self, messages: set[str], events: set[str]) -> None:
+        """A dropped delivery looks for its message in its own hour and in those before."""
+        days = days_of(messages | events)
+        hours = self.read("client_hours")
+        if hours is None:
+            hours = self.session.createDataFrame([], NO_CLIENT_HOURS)
+        clients = traffic.clients(hours.filter(of_days(days)), self.bronze("events", of_days(days)))
+        self.write("clients", clients, DAY, ("client_id",), days)
+        every = messages | events | after(messages, DROPPED_WITHIN)
+        mine, told = (self.bronze(kind, condition(every)) for kind in ("messages", "events"))
+        recent = self.bronze("messages", condition(before(every, DROPPED_WITHIN)))
+        drops = delivery.drops(told, recent).unionByName(delivery.overflow(mine, told))
+        self.write("drops", drops, HOUR, ("reason", "root"), every)
+
+    def of_silver(self, hours: set[str]) -> None:
+        where = condition(hours)
         wide = [(name.partition("/")[0], self.wide(name).filter(where)) for name in self.silver_tables()]
         late = delivery.late(wide)
         if late is not None:
             self.write("late", late, HOUR, ("rule",), hours)
-        for kind, rows in (("messages", mine), ("events", events)):
-            self.write(f"blocks/{kind}", audit.blocks(rows), HOUR, ("node", "epoch", "block"), hours)
 
     def wide(self, name: str) -> DataFrame:
         return open_table(self.out, f"silver/{name}").read(self.session, LATE_COLUMNS)
-
-    def days(self, days: set[str]) -> None:
-        where = of_days(days)
-        if (hours := self.read("topic_hours")) is not None:
-            self.write("topics", traffic.topics(hours.filter(where)), DAY, ("topic",), days)
-        hours = self.read("client_hours")
-        events = bronze(self.session, self.out, "events").filter(where)
-        if hours is None:
-            schema = "date DATE, hour INT, client_id STRING, messages BIGINT, bytes BIGINT"
-            hours = self.session.createDataFrame([], schema)
-        self.write("clients", traffic.clients(hours.filter(where), events), DAY, ("client_id",), days)
 
     def write(
         self, name: str, rows: DataFrame, parts: Sequence[str], keys: Sequence[str], changed: set[str]

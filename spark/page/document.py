@@ -187,15 +187,16 @@ def latency(report: dict[str, Any]) -> str:
         ("", lambda row: KINDS[row["kind"]]),
         ("QoS", lambda row: str(row["qos"])),
         ("count", lambda row: n.count(row["count"])),
-        *((share, lambda row, share=share: n.microseconds(row[share])) for share in shares),  # type: ignore[misc]
+        *((share, lambda row, share=share: n.microseconds(row[share])) for share in shares),
     ]
+    rows = sorted(found["all"], key=lambda row: (row["kind"] != "delivered", row["qos"]))
     worst = found["worst"]
     told = (
         f"The slowest took {n.microseconds(worst['worst_latency'])}: message {worst['worst_offset']} of "
         f"{worst['worst_node']}, epoch {worst['worst_epoch']}."
     )
     keys = plots.legend([(line.name, line.color) for line in lines])
-    return card(title, note, f'{keys}{picture}{table(found["all"], columns)}<p class="note">{told}</p>')
+    return card(title, note, f'{keys}{picture}{table(rows, columns)}<p class="note">{told}</p>')
 
 
 def latency_tip(point: dict[str, Any], lines: Sequence[plots.Line], at: int) -> str:
@@ -365,11 +366,16 @@ def book(each: dict[str, Any]) -> str:
     offsets = f"offsets {each['first']:,} to {each['last']:,}"
     return (
         f'<div class="book"><header><strong>{escape(each["kind"])}</strong>'
-        f"<span>node {escape(each['node'])}, epoch {each['epoch']}, {'; '.join(said)}</span>"
+        f"<span>node {escape(each['node'])}, {epoch(each['epoch'])}, {'; '.join(said)}</span>"
         f'<b class="{state}">{escape(reason(each))}</b></header>'
         f"{plots.strip(each['first'], each['last'], ranges, offsets)}"
         f"{holes}</div>"
     )
+
+
+def epoch(number: int) -> str:
+    """An epoch is the second in which a log was opened, or a little more."""
+    return f"log of {n.clock(number * 1000, '%Y-%m-%d %H:%M')}, epoch {number}"
 
 
 CARDS: tuple[Callable[[dict[str, Any]], str], ...] = (

@@ -30,7 +30,8 @@ def text(report: dict[str, Any]) -> str:
 
 
 def report_rows(report: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    return report["latency"]["all"] if key == "latency" else report[key]
+    rows: list[dict[str, Any]] = report["latency"]["all"] if key == "latency" else report[key]
+    return rows
 
 
 def headline(report: dict[str, Any]) -> str:

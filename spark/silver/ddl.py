@@ -24,7 +24,7 @@ class Reader:
     """A recursive reader of one type, deep nesting passed over without recursion."""
 
     def __init__(self, text: str) -> None:
-        self.tokens = TOKEN.findall(text)
+        self.tokens: list[str] = TOKEN.findall(text)
         self.at = 0
 
     def take(self) -> str:

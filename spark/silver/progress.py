@@ -63,7 +63,8 @@ def next_plan(
 ) -> Plan | None:
     """The next batches of bronze, *max_records* rows at most but one batch at least; None: nothing new."""
     query, last, start = done
-    end, rows, names, known = start, 0, [], True
+    end, rows, known = start, 0, True
+    names: list[str] = []
     for kept in bronze:
         reach = further(end, kept["end"])
         if reach == end:

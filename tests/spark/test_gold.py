@@ -207,7 +207,7 @@ def test_a_period_computes_its_hours_alone(spark: SparkSession, tmp_path: Path) 
 
 
 def test_audit_is_red(spark: SparkSession, tmp_path: Path) -> None:
-    lake = Lake(spark, tmp_path)
+    lake = Lake(spark, tmp_path, "delta")
     lake.put(*(said(n, "t", b"x") for n in (0, 1, 4, 4)))
     gold = made(lake)
     [row] = rows(gold, "audit", "node")
