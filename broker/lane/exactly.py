@@ -23,7 +23,7 @@ STEP = 20  # what a packet costs, and each who gets its message, in slices that 
 class Exactly:
     """One for all clients, as the Lane.
 
-    17.7 us a message through the handlers, 12.9 here; compiled 9.7 and 7.3 (one to one, window 20; CPython 3.11).
+    17.7 us a message through the handlers, 12.9 here; compiled 9.7 and 7.3 (one to one, window 20).
     """
 
     def __init__(self, core: Core, names: TopicNames) -> None:
