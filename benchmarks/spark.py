@@ -33,6 +33,7 @@ if Path(sys.path[0]).resolve() == ROOT / "benchmarks":  # run as a file: `spark`
 import pyarrow as pa  # noqa: E402
 from paho.mqtt import client as mqtt  # noqa: E402
 
+from broker.hook.log.line import format_message  # noqa: E402
 from broker.hook.log.names import OpenSegment  # noqa: E402
 from broker.hook.log.segment import Segment  # noqa: E402
 from spark import ingest, live, session  # noqa: E402
@@ -187,8 +188,8 @@ def peak_of(said: list[str]) -> float:
     return peak / 1024
 
 
-def tail(folder: Path, seconds: float, rate: int) -> Line:
-    """How old the oldest row of a batch is when the batch is done, while a writer goes on."""
+def tail(folder: Path, count: int, rate: int) -> Line:
+    """How old the oldest row of a batch is when it is done, while a writer goes on: *count* batches."""
     log, ended = folder / "tail", threading.Event()
     (log / "v1").mkdir(parents=True)
     writing = threading.Thread(target=write_on, args=(log, rate, ended))
@@ -199,12 +200,15 @@ def tail(folder: Path, seconds: float, rate: int) -> Line:
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as job:
         writing.start()
-        threading.Timer(seconds, job.send_signal, [signal.SIGTERM]).start()
-        assert job.stdout is not None
-        batches = [json.loads(line) for line in job.stdout]
+        batches = []
+        for line in job.stdout or ():
+            batches.append(json.loads(line))
+            if len(batches) == count:
+                job.send_signal(signal.SIGTERM)
         ended.set()
     writing.join()
-    warm = [batch for batch in batches[len(batches) // 3 :] if batch["rows"]]
+    assert len(batches) >= count, f"the job ended by itself, with {job.returncode}"
+    warm = batches[len(batches) // 2 :]
     ages = [batch["age"] + batch["rows"] / rate for batch in warm]
     age, spent = sum(ages) / len(ages), sum(batch["seconds"] for batch in warm) / len(warm)
     figure = f"{age:.1f} s, a batch {spent:.1f} s"
@@ -214,14 +218,12 @@ def tail(folder: Path, seconds: float, rate: int) -> Line:
 def write_on(log: Path, rate: int, ended: threading.Event) -> None:
     """*rate* messages a second into segments of five seconds."""
     source = messages(Options(messages=10_000_000))
-    from broker.hook.log.line import format_message
-
     segment: Segment | None = None
-    first = 0
+    first, epoch = 0, int(time.time())
     while not ended.is_set():
         now = int(time.time() * 1e6)
         if segment is None:
-            segment = Segment(log, "messages", OpenSegment("bench", int(time.time()), first), now)
+            segment = Segment(log, "messages", OpenSegment("bench", epoch, first), now)
             until = time.monotonic() + 5
         lines = [format_message(segment.next + n, next(source)._replace(at=now)) for n in range(rate // 10)]
         segment.append(b"".join(lines), len(lines))
@@ -313,7 +315,7 @@ def main() -> int:
         if "memory" in lines:
             found.append(memory(folder, given.messages // 4))
         if "tail" in lines:
-            found.append(tail(folder, 60, 2000))
+            found.append(tail(folder, 12, 2000))
         if "sink" in lines:
             found += sink(folder, given.messages // 8, given.rounds)
     for line in found:
