@@ -13,6 +13,7 @@ from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -182,7 +183,8 @@ async def refuse(sides: tuple[DurableSide, ...], talk: Conversation, event: dict
     event = {**event, "messages": few}
     for side in sides:
         journal = journal_of(side.broker)
-        with broken_disk(side.broker):
+        one_turn = mock.patch("broker.client.monotonic", lambda: 0.0)  # however busy the machine is
+        with broken_disk(side.broker), one_turn:
             before, alone = journal.changes, Conversation((side,))  # type: ignore[arg-type]
             alone.versions = talk.versions
             alone.burst(event["who"], event)
