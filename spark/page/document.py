@@ -336,7 +336,6 @@ def dead(report: dict[str, Any]) -> str:
         ("topic", lambda row: n.name(row["topic"], 30)),
         ("last heard", lambda row: n.moment(row["last"])),
         ("usual gap", lambda row: n.seconds(row["mean_gap"])),
-        ("messages", lambda row: n.count(row["messages"])),
     ]
     return card(title, note, table(report["dead"][:8], columns))
 
