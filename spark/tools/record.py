@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.errors import ConfigError
-from broker.hook.log.line import NOBODY, format_message
+from broker.hook.log.line import NOBODY, MessageRecord, format_message
 from broker.hook.log.recorder import Recorder, RecorderTerms
 from broker.hook.log.recover import lock, prepare, recover, take_epoch
 from broker.packet.enums import Version
@@ -78,9 +78,16 @@ class Tape:
     def put(self, packet: Publish) -> int:
         """Its offset."""
         flags = packet.qos << 2 | packet.retain << 1 | packet.dup
-        at, payload = time.time_ns() // 1000, packet.payload
-        record = (at, packet.topic_name, flags, NOBODY, payload, None, packet.properties or None, None)
-        return self._recorder.put(record, len(payload) + len(packet.topic_name) + OVERHEAD)
+        record = MessageRecord(
+            time.time_ns() // 1000,
+            packet.topic_name,
+            flags,
+            NOBODY,
+            packet.payload,
+            properties=packet.properties or None,
+            weight=len(packet.payload) + len(packet.topic_name) + OVERHEAD,
+        )
+        return self._recorder.put(record)
 
     @property
     def full(self) -> bool:
@@ -110,7 +117,7 @@ class Client:
 
     def __init__(self, tape: Tape, line: Line, chosen: argparse.Namespace) -> None:
         self.tape, self.line, self.chosen = tape, line, chosen
-        self.ending = threading.Event()
+        self.ending = False  # set by a handler of signals, where no lock may be taken
         self.recorded = self.repeated = self.acknowledged = 0
         self._unacknowledged: deque[tuple[int, int]] = deque()  # offset and Packet Identifier
         self._heard_at = self._told_at = time.monotonic()
@@ -119,7 +126,7 @@ class Client:
     def run(self) -> int:
         """Until it is asked to end; connects as often as needed. The exit code."""
         pause = 1.0
-        while not self.ending.is_set():
+        while not self.ending:
             try:
                 self._connect()
                 pause = 1.0
@@ -129,7 +136,9 @@ class Client:
                 self.line.abort()
                 if isinstance(error, Refused) and error.code in NEVER_BETTER:
                     return UNREADABLE
-                self.ending.wait(pause)
+                until = time.monotonic() + pause
+                while not self.ending and time.monotonic() < until:
+                    time.sleep(0.1)
                 pause = min(2 * pause, SLOWEST)
         self.line.close()
         return 0
@@ -149,7 +158,7 @@ class Client:
         self.line.send(Subscribe(1, [SubscribeRequest(each, 1, **five) for each in chosen.filter]))  # type: ignore[arg-type]
 
     def _read(self) -> None:
-        while not self.ending.is_set():
+        while not self.ending:
             packet = self.line.recv(0.2)
             self._take(packet)
             while self.line.waiting and not self.tape.full:
@@ -185,13 +194,13 @@ class Client:
                 self.acknowledged += 1
             if not done:
                 self.line.keep_alive()
-                if self.ending.is_set():
+                if self.ending:
                     return
 
     def _look_at_clock(self) -> None:
         now = time.monotonic()
         if self.chosen.idle is not None and now - self._heard_at >= self.chosen.idle:
-            self.ending.set()
+            self.ending = True
         if now - self._told_at >= TELL:
             self._told_at = now
             self.tell()
@@ -214,8 +223,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"spark.tools.record: {error}", file=sys.stderr)
         return UNREADABLE
     client = Client(tape, Line(address, VERSIONS[chosen.protocol]), chosen)
+
+    def end(*_: object) -> None:
+        client.ending = True
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: client.ending.set())
+        signal.signal(number, end)
     code = client.run()
     tape.close()
     client.tell()
