@@ -8,6 +8,7 @@ cd "$(dirname "$0")/end_to_end/js"
 
 missing=()
 command -v mosquitto_pub >/dev/null || missing+=(mosquitto-clients)
+PATH=$PATH:/usr/sbin command -v mosquitto >/dev/null || missing+=(mosquitto)
 command -v node >/dev/null || missing+=(nodejs)
 "${PYTHON:-python3}" -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
 command -v npm >/dev/null || missing+=(npm)

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -35,7 +36,10 @@ def mosquitto(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     config = folder / "mosquitto.conf"
     lines = [f"listener {port} 127.0.0.1", "allow_anonymous true", "max_queued_messages 0", "log_dest none"]
     config.write_text("\n".join(lines) + "\n")
-    process = subprocess.Popen(["mosquitto", "-c", str(config)])
+    path = os.environ["PATH"] + ":/usr/sbin"  # where Debian has it
+    program = shutil.which("mosquitto", path=path)
+    assert program is not None, "tests/install.sh installs mosquitto"
+    process = subprocess.Popen([program, "-c", str(config)])
     try:
         until = time.monotonic() + WAIT
         while True:
