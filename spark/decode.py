@@ -94,7 +94,7 @@ def run(chosen: argparse.Namespace) -> int:
         try:
             decoder = Decoder(session, chosen.out, rules, chosen.table, chosen.max_records)
             while not ending:
-                if not decoder.step() and (chosen.once or ending.asked.wait(pause)):
+                if not decoder.step() and (chosen.once or ending.wait(pause)):
                     break
         finally:
             session.stop()

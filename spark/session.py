@@ -14,7 +14,7 @@ import re
 import shutil
 import signal
 import sys
-import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -125,16 +125,26 @@ class Ending:
     """Set by SIGTERM and SIGINT: the running batch is finished, then the job ends."""
 
     def __init__(self) -> None:
-        self.asked = threading.Event()
+        self.asked = False  # no Event: to set one in a handler can wait for the lock of who waits for it
+
+    def ask(self, *_: object) -> None:
+        self.asked = True
 
     def listen(self) -> Ending:
         """In the main thread, after the session was built: PySpark has a handler of its own for SIGINT."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self.asked.set())
+            signal.signal(number, self.ask)
         return self
 
+    def wait(self, seconds: float) -> bool:
+        """Until it is asked for, but at most *seconds*; whether it was."""
+        ends = time.monotonic() + seconds
+        while not self.asked and (left := ends - time.monotonic()) > 0:
+            time.sleep(min(left, 0.1))
+        return self.asked
+
     def __bool__(self) -> bool:
-        return self.asked.is_set()
+        return self.asked
 
     def check(self, session: SparkSession) -> None:
         """The first thing a batch does. Raises Asked: the batch is planned, and the next run does it."""
@@ -210,7 +220,7 @@ def _watch(queries: Sequence[StreamingQuery], ending: Ending) -> list[str]:
             except StreamingQueryException:
                 pass  # asked for below
         if any(query.exception() for query in queries):
-            ending.asked.set()
+            ending.ask()
         if ending:
             for query in active:
                 if query.isActive and not query.status["isTriggerActive"]:

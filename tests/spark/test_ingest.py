@@ -254,7 +254,7 @@ def test_a_job_that_is_asked_to_end_refuses_the_next_batch(job: Ingest, monkeypa
 
     def then_end(self, *about) -> None:
         announce(self, *about)
-        self.ending.asked.set()
+        self.ending.ask()
 
     monkeypatch.setattr(ingest.Job, "_announce", then_end)
     assert job.run("--max-records", "10") == 0 and len(job.batches) == 1
