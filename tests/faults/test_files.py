@@ -236,8 +236,9 @@ def store(scene: Scene) -> Path:
     scene.start()
     scene.session("holder", "t/#", qos=1)
     sender = Sender(scene.client("sender"), "t/1", 700)
-    for _ in range(MESSAGES):
+    for number in range(MESSAGES):
         assert sender.send() == 0
+        sender.client.publish("t/2", b"with a property", 1, content_type="text")  # not in a run
     for number in range(MESSAGES):
         sender.client.publish(f"shelf/{number}", b"x" * 300, 1, retain=True)
     scene.broker.kill()
@@ -258,7 +259,10 @@ def test_damage_is_found_and_the_way_out_named(store: Path) -> None:
     assert f"pybroker store salvage {store}" in said
 
 
-@pytest.mark.parametrize("seed", range(10))
+OF_A_SESSION = {"session", "subscription", "delivery", "held", "run", "part"}
+
+
+@pytest.mark.parametrize("seed", range(16))
 def test_what_is_readable_is_salvaged(
     store: Path, scene: Scene, capsys: pytest.CaptureFixture[str], seed: int
 ) -> None:
@@ -274,10 +278,12 @@ def test_what_is_readable_is_salvaged(
     kept = rows(found)
     assert kept.items() <= whole.items(), "what is salvaged was there"
     lost = whole.keys() - kept.keys()
-    assert len({table for table, _ in lost} - {"message"}) <= 3, "one page is damaged, of one table"
+    tables = {table for table, _ in lost} - {"message"}
+    assert tables <= OF_A_SESSION or tables <= {"retained"}, "one page is damaged, of one table"
     assert ("session", 1) not in lost or not {each for each in lost if each[0] == "retained"}
-    assert len(lost) <= 2 * MESSAGES + 2, "at most what one session had, or what was retained"
-    assert (status == 0) == (not lost), said
+    assert len(lost) <= 4 * MESSAGES + 2, "at most what one session had, or what was retained"
+    assert status != 0 or not lost, said
+    assert status == 0 or lost or "cannot be read" in said.out + said.err, "a page that may have had rows"
     found.replace(store)
     for rest in parts(store)[1:]:
         rest.unlink()
