@@ -48,7 +48,16 @@ def retained_wide(s: Scene) -> Iterator[None]:
 
 
 def queued(s: Scene) -> Iterator[None]:
-    """Empty messages for sessions whose clients are away."""
+    """Empty messages for sessions whose clients are away, each by itself."""
+    return queue(s, content_type="")
+
+
+def queued_in_runs(s: Scene) -> Iterator[None]:
+    """The same, as they wait in runs: they count as much as if they were taken apart in this moment."""
+    return queue(s)
+
+
+def queue(s: Scene, **properties: str) -> Iterator[None]:
     publisher = s.line().connect("publisher")
     for number in range(1000):
         away = Line(s.port)
@@ -57,7 +66,10 @@ def queued(s: Scene) -> Iterator[None]:
         if packet is not None and packet.reason_code == 0:
             away.expect("SUBACK")
         away.close()
-        packets = (wire.publish(f"q/{number}", qos=1, packet_id=n % 500 + 1) for n in range(1000))
+        packets = (
+            wire.publish(f"q/{number}", qos=1, packet_id=n % 500 + 1, properties=properties)
+            for n in range(1000)
+        )
         assert set(publish_all(publisher, packets)) <= {0, 0x10}
         yield
 
@@ -113,7 +125,8 @@ def idle(s: Scene) -> Iterator[None]:
 
 
 FILLINGS: list[Filling] = [
-    retained_small, retained_with_properties, retained_wide, queued, in_flight, held, wills, names, idle
+    retained_small, retained_with_properties, retained_wide, queued, queued_in_runs,
+    in_flight, held, wills, names, idle,
 ]  # fmt: skip
 
 
@@ -128,7 +141,8 @@ def test_what_the_budget_counts_is_what_the_process_takes(fill: Filling) -> None
                 break
         assert not more, f"only {counts} bytes are counted"
         assert s.peak() < bound(BUDGET), f"{s.peak() >> 20} MiB are taken, {counts >> 20} counted"
-        assert s.memory() - before > BUDGET // 3, "far less than is counted"
+        if fill is not queued_in_runs:
+            assert s.memory() - before > BUDGET // 3, "far less than is counted"
 
 
 def test_the_reserve_for_those_who_keep_up_is_limited() -> None:
