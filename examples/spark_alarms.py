@@ -45,7 +45,7 @@ query = (
 )
 print("running", flush=True)
 ending = Ending().listen()
-while not ending.asked.wait(1.0) and query.isActive:
+while not ending.wait(1.0) and query.isActive:
     pass
 if (error := query.exception()) is not None:
     sys.exit(str(error))

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.conformance import wire
+from tests.faults import test_dedup as dedup
 from tests.faults.checker import check
 from tests.faults.crowd import look
 from tests.faults.daemon import WAIT, Restartable
@@ -758,7 +759,8 @@ async def test_states(act: Any, point: str, left: bool, version: int, tmp_path: 
 @pytest.mark.parametrize("name", PLACES)
 def test_every_place_is_there_and_used(name: str) -> None:
     find(PLACES[name])
-    rows = [*(points for levels in MESSAGES.values() for points in levels.values()), *STATES.values()]
+    levels = [points for each in MESSAGES.values() for points in each.values()]
+    rows = [*levels, *RUNS.values(), *STATES.values(), dedup.POINTS]
     assert any(point.rpartition(": ")[0] == name for points in rows for point in points)
 
 

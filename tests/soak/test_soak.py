@@ -21,7 +21,9 @@ import pytest
 from broker.hook.limits import REMEMBERED
 from broker.lane.blocks import MAXIMUM
 from broker.packet.properties import PropertyBlocks
+from broker.packet.reader import SPARE
 from broker.packet.wire import TopicNames
+from broker.session.inflight import BLANKS
 from broker.topic.tree import CACHED_NAMES
 from tests.soak.census import census
 from tests.soak.churn import churn
@@ -40,7 +42,10 @@ BOUNDED: dict[str, int] = {
     "Stats.dropped": 20,  # reasons
     "Blocks": MAXIMUM,
     **dict.fromkeys(("PropertyBlocks", "all PropertyBlock"), 2 * PropertyBlocks.MAXIMUM),
-    "all Dialect": 3,  # versions
+    **dict.fromkeys(("PropertyBlock", "PropertyBlock.properties"), 2 * PropertyBlocks.MAXIMUM),
+    **dict.fromkeys(("Dialect", "all Dialect", "Version"), 3),  # versions
+    **dict.fromkeys(("Readers._spare", "PacketReader", "all PacketReader"), SPARE),
+    "all BlankInflight": BLANKS,
     "Poll._connections": 20_000,  # the highest descriptor that there was
     "rows of meta": 10,
 }
