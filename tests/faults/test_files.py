@@ -236,7 +236,7 @@ def store(scene: Scene) -> Path:
     scene.start()
     scene.session("holder", "t/#", qos=1)
     sender = Sender(scene.client("sender"), "t/1", 700)
-    for number in range(MESSAGES):
+    for _ in range(MESSAGES):
         assert sender.send() == 0
         sender.client.publish("t/2", b"with a property", 1, content_type="text")  # not in a run
     for number in range(MESSAGES):
