@@ -19,6 +19,7 @@ EXTRAS = ("pyspark", "pyarrow", "deltalake")
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One group, so that `--dist loadgroup` gives all of them to one process: one JVM serves a run."""
     for item in items:
