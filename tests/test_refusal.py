@@ -7,10 +7,13 @@ import pytest
 from broker import errors
 from broker.config import Protocol
 from broker.errors import (
+    AcknowledgeOnly,
+    DisconnectedByClient,
     MqttError,
     ReasonCode,
     StoreError,
     StoreUnavailable,
+    StreamEnded,
     UnknownProtocol,
     UnsupportedProtocolVersion,
 )
@@ -189,13 +192,16 @@ def test_silent_refusal_is_silent_about_credentials_alone(code: int, version: Ve
         assert answer == connack_refusal(MqttError("", code), version, None, Protocol())
 
 
+WHAT_HAPPENED = (AcknowledgeOnly, DisconnectedByClient, StreamEnded)  # for us: no peer is told of these
+
+
 def test_every_error_class_has_its_code() -> None:
     """The class names are the names of the codes, so that nobody has to look one up."""
     for name, kind in vars(errors).items():
         if (
             isinstance(kind, type)
             and issubclass(kind, MqttError)
-            and kind not in (MqttError, UnknownProtocol, StoreUnavailable)
+            and kind not in (MqttError, UnknownProtocol, StoreUnavailable, *WHAT_HAPPENED)
         ):
             words = "".join(f"_{letter}" if letter.isupper() else letter.upper() for letter in name).strip(
                 "_"
