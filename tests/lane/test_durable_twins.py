@@ -261,7 +261,7 @@ def test_a_story(story: str, most: int, policy: str, tmp_path: Path) -> None:
 
 @run_async
 async def test_what_was_sent_is_sent_again_with_the_same_identifiers(tmp_path: Path) -> None:
-    async with Machine(tmp_path) as machine:
+    async with Machine(tmp_path, Config(capacity=Capacity(sweep_interval=0, fast_lane=True))) as machine:
         reader, publisher = machine.peer(), machine.peer()
         await reader.connect("r", properties={"session_expiry_interval": 1000})
         await reader.subscribe("a", qos=1)
