@@ -22,6 +22,7 @@ from tests.wire import Wire, turns
 
 V31, V3, V5 = Version.MQTT_3_1, Version.MQTT_3_1_1, Version.MQTT_5
 BY_HAND = {"sweep_interval": 0, "sys_interval": 0, "grace_time": 0}
+WITH_IT = Config(capacity=Capacity(fast_lane=True))  # whatever the environment says
 GOODBYE = b"\xe0\0"
 
 CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
@@ -246,7 +247,7 @@ async def test_what_is_plain_needs_no_reader_and_what_hooks_may_see_no_express(
     monkeypatch.setattr(express.Express, "take", noted)
     for hooks, wanted in (((), [True, True]), ((HookBase(),), [])):
         taken.clear()
-        async with memory_broker(hooks=hooks) as broker:
+        async with memory_broker(WITH_IT, hooks=hooks) as broker:
             wire = Wire()
             broker._connections.accept(wire)
             wire.incoming.put_nowait(plain())
@@ -263,7 +264,7 @@ async def test_an_error_inside_costs_one_connection(monkeypatch: pytest.MonkeyPa
     def breaks(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    async with memory_broker() as broker:
+    async with memory_broker(WITH_IT) as broker:
         for where in (
             (express.Express, "_start"),
             (express.Express, "_take_disconnect"),
