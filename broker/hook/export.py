@@ -133,9 +133,13 @@ class MessageLog(HookBase):
     # ---- life
 
     async def init(self, broker: BrokerApi) -> None:
-        """Recover what a crash left, and begin an epoch. Raises ConfigError, OSError."""
+        """Recover what a crash left, and begin an epoch. Raises ConfigError."""
         self._begin()
-        recovered = await asyncio.to_thread(self._open)
+        try:
+            recovered = await asyncio.to_thread(self._open)
+        except OSError as error:
+            where = error.filename or self._root
+            raise ConfigError(f"message_log.path: {where}: {error.strerror or error}") from error
         loop = asyncio.get_running_loop()
         self._messages = Recorder(self._terms(loop, "messages", format_message))
         self._events = Recorder(self._terms(loop, "events", format_event))

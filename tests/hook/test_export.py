@@ -179,6 +179,14 @@ async def test_the_settings_of_a_file_make_one(tmp_path: Path) -> None:
 
 
 @run_async
+async def test_a_path_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(ConfigError, match=r"message_log\.path: \S+/file\S*: Not a directory"):
+        async with logging_broker(tmp_path / "file" / "log"):
+            pass
+
+
+@run_async
 async def test_log_two_writers_in_one_program(tmp_path: Path) -> None:
     async with logging_broker(tmp_path):
         with pytest.raises(ConfigError, match="another broker writes it"):

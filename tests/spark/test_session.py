@@ -12,8 +12,10 @@ import pytest
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from spark import session
+from spark import JOBS, session
 from spark.session import Ending, Refused
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def test_a_session_has_our_settings(spark: SparkSession) -> None:
@@ -88,3 +90,11 @@ def test_what_a_query_failed_with(what: Exception | str, said: str) -> None:
     (failed,) = session.watch([Query(what)], Ending())
     assert failed.startswith(said)
     assert session.watch([Query("... spark.session.Asked ...")], Ending()) == []
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_job_without_pyspark_says_what_to_install(job: str) -> None:
+    command = [sys.executable, "-S", "-m", f"spark.{job}", "--out", "somewhere"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == f"spark.{job} needs PySpark and pyarrow: pip install 'pybroker[spark]'\n"
