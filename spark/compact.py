@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark.session import DONE, LOSS, UNREADABLE, Refused, build, crash_point, pairs
+from spark.session import DONE, LOSS, UNREADABLE, Refused, build, carried_out, crash_point, pairs
 from spark.tables import (
     BATCH_FOLDER,
     DeltaLakeTable,
@@ -53,11 +53,7 @@ ORDER = ("topic", "client_id", "node", "epoch", "offset")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser().parse_args(arguments)
-    try:
-        return run(chosen)
-    except Refused as refused:
-        print(f"spark.compact: {refused}", file=sys.stderr)
-        return refused.code
+    return carried_out("spark.compact", lambda: run(chosen))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -11,8 +11,6 @@ the same rows of the log and replaces what it wrote.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
-import json
 import re
 import shutil
 import sys
@@ -27,10 +25,22 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark.session import DONE, UNREADABLE, USAGE, Ending, Refused, alone, build, crash_point, pairs
+from spark.session import (
+    DONE,
+    UNREADABLE,
+    Ending,
+    Refused,
+    age_of,
+    alone,
+    announce,
+    build,
+    carried_out,
+    crash_point,
+    pairs,
+)
 from spark.silver import edges, payloads
 from spark.silver.ddl import VOID, Type, bounded, distinct, known, widen, write_type
-from spark.silver.progress import Plan, next_plan, reached, stored_plan
+from spark.silver.progress import Plan, next_plan, reached, store_plan, stored_plan
 from spark.silver.rules import DEFAULT, Rule, RulesError, read_rules
 from spark.silver.tables import (
     PAYLOADS,
@@ -53,14 +63,7 @@ SECONDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "millisecond": 0.001}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser().parse_args(arguments)
-    try:
-        return run(chosen)
-    except RulesError as error:
-        print(f"spark.decode: {error}", file=sys.stderr)
-        return USAGE
-    except Refused as refused:
-        print(f"spark.decode: {refused}", file=sys.stderr)
-        return refused.code
+    return carried_out("spark.decode", lambda: run(chosen))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -84,10 +87,14 @@ def run(chosen: argparse.Namespace) -> int:
         raise Refused("--max-records wants a number above 0")
     try:
         rules = read_rules(chosen.schemas)
+    except RulesError as error:
+        raise Refused(str(error)) from error
     except OSError as error:
         raise Refused(f"--schemas: {error}", UNREADABLE) from error
     if not chosen.out.is_dir():
         raise Refused(f"--out {chosen.out}: there is no such folder; spark.ingest makes it", UNREADABLE)
+    if chosen.once and not (chosen.out / "bronze" / "messages").is_dir():
+        raise Refused(f"--out {chosen.out} has no bronze/messages; spark.ingest makes it", UNREADABLE)
     with alone(chosen.out / "_checkpoints" / "decode"):
         session = build("spark.decode", chosen.master, MANY_QUERIES | pairs(chosen.conf))
         ending = Ending().listen()
@@ -109,15 +116,21 @@ def interval(text: str) -> float:
     return float(found[1]) * SECONDS[found[2]]
 
 
+# JSON may have both `a` and `A`, and so has the schema that it is read with. Times without a zone are those
+# of their rule, whatever the user's own settings say.
+READING = {"spark.sql.caseSensitive": "true", "spark.sql.session.timeZone": "UTC"}
+
+
 @contextmanager
-def case_sensitive(session: SparkSession) -> Iterator[None]:
-    """JSON may have both `a` and `A`, and so has the schema that it is read with."""
-    before = session.conf.get("spark.sql.caseSensitive")
-    session.conf.set("spark.sql.caseSensitive", "true")
+def reading(session: SparkSession) -> Iterator[None]:
+    before = {name: session.conf.get(name) for name in READING}
+    for name, value in READING.items():
+        session.conf.set(name, value)
     try:
         yield
     finally:
-        session.conf.set("spark.sql.caseSensitive", before)
+        for name, value in before.items():
+            session.conf.set(name, value)
 
 
 class Decoder:
@@ -138,48 +151,50 @@ class Decoder:
 
     def step(self) -> bool:
         """One batch; False: there was nothing new."""
-        plan = self.plan()
-        if plan is None:
+        planned = self.plan()
+        if planned is None:
             return False
-        with case_sensitive(self.session):
-            self.batch(plan)
+        with reading(self.session):
+            self.batch(*planned)
         return True
 
-    def plan(self) -> Plan | None:
+    def plan(self) -> tuple[Plan, Sequence[Rule]] | None:
+        """What to do next, and by which rules: a batch that was begun keeps its own."""
         done = reached(self.points.progress())
-        if plan := stored_plan(self.plan_file, done):
-            return plan
+        if planned := stored_plan(self.plan_file, done):
+            if planned[1] != list(self.rules):
+                text = f"batch {planned[0].number} was begun with other rules: it is finished with those"
+                print(text, file=sys.stderr, flush=True)
+            return planned
         plan = next_plan(done, list(open_table(self.out, "bronze/messages").progress()), self.max_records)
-        if plan is not None:
-            self.plan_file.parent.mkdir(parents=True, exist_ok=True)
-            staged = self.plan_file.with_suffix(".part")
-            staged.write_text(json.dumps(plan._asdict()), "utf-8")
-            staged.replace(self.plan_file)
-        return plan
+        if plan is None:
+            return None
+        store_plan(self.plan_file, plan, self.rules)
+        return plan, self.rules
 
-    def rows(self, plan: Plan) -> DataFrame:
+    def rows(self, plan: Plan, rules: Sequence[Rule]) -> DataFrame:
         """The rows of bronze that *plan* names, each with the rule that it goes by."""
         rows = bronze(self.session, self.out, "messages").filter(plan.condition())
         if plan.batches is not None and "batch" in rows.columns:
             compacted = F.col("batch").startswith("c")
             rows = rows.filter(F.col("batch").isin(*plan.batches) | compacted)
         rows = rows.filter(F.col("topic").isNotNull())
-        return rows.select(*payloads.KEPT, payloads.rule_name(self.rules).alias("rule"))
+        return rows.select(*payloads.KEPT, payloads.rule_name(rules).alias("rule"))
 
-    def batch(self, plan: Plan) -> None:
+    def batch(self, plan: Plan, rules: Sequence[Rule]) -> None:
         began = time.monotonic()
         batch = Batch(plan.query, plan.number, plan.end)
         self.announced, self.states = {}, []
-        rows = self.hold(self.rows(plan))
-        sums = F.count("*").alias("n"), F.max("received_at").alias("newest")
+        rows = self.hold(self.rows(plan, rules))
+        sums = F.count("*").alias("n"), F.max(F.unix_micros("received_at")).alias("newest")
         counted = rows.groupBy("rule").agg(*sums).collect()
         found = {row.rule: row.n for row in counted}
-        kinds = self.kinds(rows, found)
+        wanted = [rule for rule in rules if rule.name in found]
+        kinds = self.kinds(rows, wanted)
         parts = {}
-        for rule in self.rules:
-            if rule.name in found:
-                made = self.decoded(rows, rule, kinds[rule.name][1], plan.number)
-                parts[rule.name] = self.hold(made)
+        for rule in wanted:
+            made = self.decoded(rows, rule, kinds[rule.name][1], plan.number)
+            parts[rule.name] = self.hold(made)
         for name, part in parts.items():
             self.store_wide(part, name, kinds[name], batch)
         crash_point("after wide")
@@ -194,9 +209,8 @@ class Decoder:
         self.held.append(rows.persist())
         return rows
 
-    def kinds(self, rows: DataFrame, found: dict[str | None, int]) -> dict[str, tuple[int, Type]]:
-        """For each rule with rows: the version and the type of its values; widens what must be wider."""
-        wanted = [rule for rule in self.rules if rule.name in found]
+    def kinds(self, rows: DataFrame, wanted: Sequence[Rule]) -> dict[str, tuple[int, Type]]:
+        """For each rule: the version and the type of its values; widens what must be wider."""
         unknown = [rule.name for rule in wanted if rule.format == "json" and rule.schema is None]
         seen = payloads.inferred(rows, unknown) if unknown else {}
         kinds = {}
@@ -213,15 +227,15 @@ class Decoder:
     def kind(self, rule: Rule, old: Type, seen: tuple[Type, Type]) -> Type:
         """The type of the values of *rule*, given what its table has and what this batch has."""
         if rule.format == "sparkplug":
-            return f"STRUCT<{edges.STORED}>"
+            return edges.KIND
         if rule.format != "json":
             return payloads.KINDS[rule.format]
         if rule.schema is not None:
             return payloads.declared(rule)
         objects, others = seen
         if isinstance(old, dict) or (old == VOID and objects != VOID):
-            return bounded(old, widen(old, objects))  # what is no object goes to quarantine
-        return widen(widen(old, objects), others)
+            others = VOID  # what is no object goes to quarantine
+        return bounded(old, widen(widen(old, objects), others))
 
     def decoded(self, rows: DataFrame, rule: Rule, kind: Type, number: int) -> DataFrame:
         mine = rows.filter(F.col("rule") == rule.name)
@@ -277,8 +291,7 @@ class Decoder:
         if kind == VOID:
             return self.no_points()
         kind = distinct(kind)
-        of_edges = isinstance(kind, str) and kind.startswith("STRUCT")
-        made = edges.points_of() if of_edges else payloads.points_of(kind)
+        made = edges.points_of() if kind == edges.KIND else payloads.points_of(kind)
         good = part.filter(F.col("reason").isNull()).select("*", F.lit(rule).alias("rule"))
         points = good.select("*", F.explode(F.array_compact(made)).alias("point"))
         return points.select("*", "point.*").select(*names(POINTS))
@@ -287,7 +300,7 @@ class Decoder:
         return self.session.createDataFrame([], ", ".join(f"{each.name} {each.type}" for each in POINTS))
 
     def announce(
-        self, plan: Plan, found: dict[str | None, int], told: Any, newest: dt.datetime | None, seconds: float
+        self, plan: Plan, found: dict[str | None, int], told: Any, newest: int | None, seconds: float
     ) -> None:
         rows, unmatched = sum(found.values()), found.get(None, 0)
         reasons: dict[str, dict[str, int]] = {}
@@ -295,22 +308,15 @@ class Decoder:
             if row.reason is not None:
                 reasons.setdefault(row.rule, {})[row.reason] = row["count"]
         bad = sum(sum(each.values()) for each in reasons.values())
-        age = None if newest is None else round((dt.datetime.now() - newest).total_seconds(), 3)
         said = {"batch": plan.number, "rows": rows, "bad": bad, "unmatched": unmatched}
-        said |= {"seconds": round(seconds, 3), "start": plan.start, "end": plan.end, "age": age}
+        said |= {"seconds": round(seconds, 3), "start": plan.start, "end": plan.end, "age": age_of(newest)}
         said |= {"rules": {name: count for name, count in found.items() if name}, "reasons": reasons}
-        print(json.dumps(said | {"schemas": self.announced}), flush=True)
-        text = f"batch {plan.number}: {rows:,} rows in {seconds:.1f} s ({rows / seconds:,.0f}/s)"
-        text += "" if age is None else f", newest {age:.1f} s old"
-        text += f", {bad} bad" if bad else ""
-        text += "".join(f", {name} is now version {new['version']}" for name, new in self.announced.items())
-        print(text, file=sys.stderr, flush=True)
-
-
+        wider = [f"{name} is now version {new['version']}" for name, new in self.announced.items()]
+        announce(said | {"schemas": self.announced}, *wider)
 
 
 def check(session: SparkSession, rules: Sequence[Rule]) -> None:
-    """Raises RulesError for DDL that Spark cannot read and for zones that it does not know."""
+    """Raises Refused for DDL that Spark cannot read and for zones that it does not know."""
     for rule in rules:
         try:
             if rule.schema is not None:
@@ -319,7 +325,7 @@ def check(session: SparkSession, rules: Sequence[Rule]) -> None:
                 moment = F.to_utc_timestamp(F.lit("2026-01-01"), rule.event_time.zone)
                 session.range(1).select(moment).collect()
         except PySparkException as error:
-            raise RulesError(f"rule {rule.name}: {str(error).splitlines()[0]}") from error
+            raise Refused(f"rule {rule.name}: {str(error).splitlines()[0]}") from error
 
 
 if __name__ == "__main__":

@@ -49,8 +49,11 @@ from spark.session import (
     Checkpoint,
     Ending,
     Refused,
+    age_of,
     alone,
+    announce,
     build,
+    carried_out,
     crash_point,
     pairs,
     watch,
@@ -60,11 +63,7 @@ from spark.tables import LAYOUTS, Batch, open_table
 
 def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser().parse_args(arguments)
-    try:
-        return run(chosen)
-    except Refused as refused:
-        print(f"spark.ingest: {refused}", file=sys.stderr)
-        return refused.code
+    return carried_out("spark.ingest", lambda: run(chosen))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -278,8 +277,6 @@ class Job:
         self.gaps.write(bad.where(is_gap()).select(*names(LOG_GAPS)), batch)
 
     def _announce(self, batch: Batch, found: dict[str, Any], seconds: float) -> None:
-        newest = found["newest"]
-        age = None if newest is None else round(time.time() - newest / 1e6, 3)
         said = {
             "kind": self.kind,
             "batch": batch.number,
@@ -289,15 +286,9 @@ class Job:
             "seconds": round(seconds, 3),
             "start": self.checkpoint.end(batch.number - 1) or self.first,
             "end": batch.end,
-            "age": age,
+            "age": age_of(found["newest"]),
         }
-        print(json.dumps(said), flush=True)
-        rate = found["rows"] / seconds
-        text = f"{self.kind} batch {batch.number}: {found['rows']:,} rows in {seconds:.1f} s ({rate:,.0f}/s)"
-        text += "" if age is None else f", newest {age:.1f} s old"
-        text += f", {found['bad']} bad" if found["bad"] else ""
-        text += f", {found['gaps']} gaps in the log" if found["gaps"] else ""
-        print(text, file=sys.stderr, flush=True)
+        announce(said, *([f"{found['gaps']} gaps in the log"] if found["gaps"] else []))
 
     def tell(self) -> None:
         """The source tells of a batch when the next one is planned: the last one is ours to tell."""

@@ -23,18 +23,14 @@ from spark.gold.refresh import Gold
 from spark.gold.summary import summary
 from spark.page.document import document
 from spark.page.text import text
-from spark.session import DONE, LOSS, UNREADABLE, Ending, Refused, alone, build, pairs
+from spark.session import DONE, LOSS, UNREADABLE, Ending, Refused, alone, build, carried_out, pairs
 
 FORMATS = ("table", "json", "html")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser().parse_args(arguments)
-    try:
-        return run(chosen)
-    except Refused as refused:
-        print(f"spark.report: {refused}", file=sys.stderr)
-        return refused.code
+    return carried_out("spark.report", lambda: run(chosen))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -15,13 +15,13 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from py4j.protocol import Py4JError
-from pyspark.errors import StreamingQueryException
+from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
@@ -119,6 +119,48 @@ def alone(checkpoint: Path) -> Iterator[None]:
         except OSError as error:
             raise Refused(f"another job is at work on {checkpoint}") from error
         yield
+
+
+def announce(said: Mapping[str, Any], *more: str) -> None:
+    """One batch: JSON on stdout for machines, a line on stderr for a person with *more* at its end.
+
+    *said* has `batch`, `rows` and `seconds`; `kind`, `age` and `bad` are told where it has them.
+    """
+    print(json.dumps(said), flush=True)
+    rows, seconds = said["rows"], said["seconds"]
+    name = f"{said['kind']} batch" if "kind" in said else "batch"
+    rate = f" ({rows / seconds:,.0f}/s)" if seconds else ""
+    words = [f"{name} {said['batch']}: {rows:,} rows in {seconds:.1f} s{rate}"]
+    words += [f"newest {said['age']:.1f} s old"] if said.get("age") is not None else []
+    words += [f"{said['bad']:,} bad"] if said.get("bad") else []
+    print(", ".join([*words, *more]), file=sys.stderr, flush=True)
+
+
+def age_of(newest: int | None) -> float | None:
+    """Seconds since *newest*, microseconds since 1970."""
+    return None if newest is None else round(time.time() - newest / 1e6, 3)
+
+
+def carried_out(name: str, job: Callable[[], int]) -> int:
+    """The exit code of *job*; why it could not go on is said in one line."""
+    try:
+        return job()
+    except Refused as refused:
+        print(f"{name}: {refused}", file=sys.stderr)
+        return refused.code
+    except (PySparkException, Py4JError, ConnectionError) as error:  # ConnectionError: the JVM is gone
+        print(f"{name}: {why(error)}", file=sys.stderr)
+        return UNREADABLE
+
+
+def why(error: Exception) -> str:
+    """What Spark failed with: the first line of it, or what to do where that is known."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, ConnectionError | Py4JNetworkError) or "OutOfMemoryError" in text:
+        return f"{TOO_LITTLE_MEMORY} ({text.splitlines()[0]})"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    causes = [line for line in lines if line.startswith("Caused by: ")]
+    return " ".join([*lines[:1], *causes[-1:]])
 
 
 class Ending:

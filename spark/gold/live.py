@@ -17,7 +17,7 @@ from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from spark.schema import bronze_columns, ddl
-from spark.session import DONE, UNREADABLE, Ending, Refused, watch
+from spark.session import DONE, UNREADABLE, Ending, Refused, announce, watch
 from spark.tables import open_table
 
 
@@ -91,6 +91,5 @@ class Told(StreamingQueryListener):
         said = {"batch": progress["batchId"], "rows": rows, "seconds": seconds}
         said["numRowsDroppedByWatermark"] = dropped
         said |= {"groups": held, "watermark": (progress.get("eventTime") or {}).get("watermark")}
-        print(json.dumps(said), flush=True)
-        text = f"batch {progress['batchId']}: {rows:,} rows in {seconds:.1f} s, {held:,} minutes held"
-        print(text + (f", {dropped} groups too late" if dropped else ""), file=sys.stderr, flush=True)
+        late = [f"{dropped} groups too late"] if dropped else []
+        announce(said, f"{held:,} minutes held", *late)

@@ -1,30 +1,33 @@
-"""Types of inferred columns: read from what Spark says, widened, written as DDL, kept by number on disk.
+"""Types of `value`: read from what Spark says, widened, written as DDL, kept by number on disk.
 
-Pure: no Spark. A type is a name ("BIGINT"), a dict of fields (a struct), or a list of one type (an array).
+Pure: no Spark. A type is a name ("BIGINT", "DECIMAL(10,2)", "map<string,int>"), a dict of fields (a struct),
+or a list of one type (an array).
 Widening never loses a row: INT -> BIGINT -> DOUBLE -> STRING, and whatever does not fit together is STRING,
 which `from_json` fills with the JSON text.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
+
+from spark.log.consumers import write_whole
 
 Type = str | dict[str, "Type"] | list["Type"]
 
 MAX_DEPTH = 8  # deeper values are kept as JSON text
-MAX_FIELDS = 1_000  # leaves of one rule; payloads whose keys are data would make columns without end
+MAX_FIELDS = 1_000  # columns of one rule; payloads whose keys are data would make columns without end
 VOID = "VOID"  # seen, but only as null
 NUMBERS = ("INT", "BIGINT", "DOUBLE")  # each holds what those before it hold
 TOKEN = re.compile(r"\s*(`(?:[^`]|``)*`|[^\s<>:,()`]+|[<>:,()])")
 
 
 class Reader:
-    """A recursive reader of one type, deep nesting passed over without recursion."""
+    """A recursive reader of one type. *inferred*: few kinds of types, and deep nesting is text."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, inferred: bool) -> None:
         self.tokens: list[str] = TOKEN.findall(text)
+        self.inferred = inferred
         self.at = 0
 
     def take(self) -> str:
@@ -37,17 +40,17 @@ class Reader:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
 
     def type(self, depth: int = 0) -> Type:
-        name = self.take().upper()
+        name = self.take()
         if self.peek() == "(":  # DECIMAL(20,0)
-            while self.take() != ")":
-                pass
+            name += self.group("(", ")")
         if self.peek() != "<":
-            return canonical(name)
-        if depth >= MAX_DEPTH or name not in ("OBJECT", "STRUCT", "ARRAY"):
-            self.skip()
-            return "STRING"
+            return canonical(name.upper()) if self.inferred else name.upper()
+        nested = name.upper() in ("OBJECT", "STRUCT", "ARRAY")
+        if not nested or (self.inferred and depth >= MAX_DEPTH):
+            whole = name + self.group("<", ">")
+            return "STRING" if self.inferred else whole
         self.take()
-        if name == "ARRAY":
+        if name.upper() == "ARRAY":
             made: Type = [self.type(depth + 1)]
         else:
             made = self.fields(depth)
@@ -68,27 +71,32 @@ class Reader:
                 self.take()
         return found
 
-    def skip(self) -> None:
-        """Past the `<...>` that comes next."""
-        depth = 0
+    def group(self, opens: str, closes: str) -> str:
+        """The `<...>` or `(...)` that comes next, as it stands there; without recursion."""
+        first, depth = self.at, 0
         while True:
             token = self.take()
-            depth += (token == "<") - (token == ">")
+            depth += (token == opens) - (token == closes)
             if depth == 0:
-                return
+                return "".join(self.tokens[first : self.at])
 
 
 def canonical(name: str) -> str:
     if name in ("TINYINT", "SMALLINT", "INT"):
         return "INT"
-    if name in ("FLOAT", "DECIMAL", "DOUBLE"):
+    if name in ("FLOAT", "DOUBLE") or name.startswith("DECIMAL"):
         return "DOUBLE"
     return "STRING" if name == "VARIANT" else name
 
 
 def read_type(text: str) -> Type:
-    """The type in *text*: DDL, or as `schema_of_variant` has it: OBJECT<`a b`: BIGINT, c: ARRAY<VOID>>."""
-    return Reader(text).type()
+    """The type that `schema_of_variant` names: OBJECT<`a b`: BIGINT, c: ARRAY<VOID>>; one of few kinds."""
+    return Reader(text, inferred=True).type()
+
+
+def read_ddl(text: str) -> Type:
+    """The type in *text* as it stands there: what `write_type` wrote."""
+    return Reader(text, inferred=False).type()
 
 
 def widen(old: Type, new: Type) -> Type:
@@ -159,9 +167,14 @@ def leaves(kind: Type, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...]
     return [(path, kind)]
 
 
+def width(kind: Type) -> int:
+    """How many columns Parquet makes of *kind*: its leaves, those inside arrays as well."""
+    return sum(width(each[0]) if isinstance(each, list) else 1 for _, each in leaves(kind))
+
+
 def bounded(old: Type, new: Type) -> Type:
-    """*new*, or *old*, which the table has already, when *new* has more leaves than a table can bear."""
-    return new if len(leaves(new)) <= MAX_FIELDS else old
+    """*new*, or *old*, which the table has already, when *new* has more columns than a table can bear."""
+    return new if width(new) <= MAX_FIELDS else old
 
 
 class Versions:
@@ -175,17 +188,16 @@ class Versions:
         numbers = [int(path.stem) for path in self.folder.glob("*.ddl") if path.stem.isdigit()]
         if not numbers:
             return 0, VOID
-        return max(numbers), read_type((self.folder / f"{max(numbers)}.ddl").read_text("utf-8"))
+        return max(numbers), self.read(max(numbers))
+
+    def read(self, number: int) -> Type:
+        """Byte by byte: a name may have a carriage return in it, which `read_text` takes for a line's end."""
+        return read_ddl((self.folder / f"{number}.ddl").read_bytes().decode("utf-8"))
 
     def add(self, kind: Type) -> int:
         """Store *kind* as the next version, whole or not at all; its number."""
         number = self.newest()[0] + 1
         self.folder.mkdir(parents=True, exist_ok=True)
-        staged = self.folder / f".{number}.ddl"
-        with staged.open("w", encoding="utf-8") as file:
-            file.write(write_type(kind) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        staged.rename(self.folder / f"{number}.ddl")
+        write_whole(self.folder / f"{number}.ddl", write_type(kind) + "\n")
         return number
 

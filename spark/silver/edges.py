@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from spark.silver.ddl import read_ddl
 from spark.silver.payloads import KEPT, refusal, tags
 from spark.silver.rules import Rule
 from spark.silver.sparkplug import NAMES, EdgeNode, Metric, decode, number_and_text
@@ -25,7 +26,7 @@ VALUE = (
     "type: STRING, group: STRING, edge: STRING, device: STRING, seq: INT, seq_error: STRING, "
     f"timestamp: BIGINT, metrics: ARRAY<STRUCT<{METRIC}>>"
 )
-STORED = VALUE.replace("timestamp: BIGINT", "timestamp: TIMESTAMP")
+KIND = read_ddl(f"STRUCT<{VALUE.replace('timestamp: BIGINT', 'timestamp: TIMESTAMP')}>")
 TYPES = {
     "node": "STRING",
     "epoch": "BIGINT",
@@ -48,7 +49,6 @@ SCHEMA = (
 KINDS = {"NBIRTH", "NDEATH", "DBIRTH", "DDEATH", "NDATA", "DDATA", "NCMD", "DCMD"}
 STATE_COLUMNS = "edge STRING, state STRING"
 LAST_MILLISECOND = 253_402_300_799_000  # of the year 9999; later ones are no times
-REPEAT = ("node", "epoch", "offset")
 
 
 def edge_key() -> Column:
@@ -69,13 +69,25 @@ def decoded(rows: DataFrame, rule: Rule, states: DataFrame | None) -> DataFrame:
     if states is not None:
         known = states.select("edge", "state", F.lit(0).alias("order"))
         read = read.unionByName(known, allowMissingColumns=True)
-    ordered = read.repartition("edge").sortWithinPartitions("edge", "order", "received_at", *KEPT[:3])
+    ordered = in_order(read.repartition("edge"))
     made = ordered.sparkSession.createDataFrame(ordered.rdd.mapPartitions(walk), SCHEMA, verifySchema=False)
     value = F.col("value")
     metrics = F.transform(value["metrics"], with_time)
     at = F.timestamp_micros(value["timestamp"])
     made = made.withColumn("received_at", F.timestamp_micros("received_at")).withColumn("event_time", at)
     return made.withColumn("value", value.withField("timestamp", at).withField("metrics", metrics))
+
+
+def in_order(rows: DataFrame) -> DataFrame:
+    """*rows*, partitioned by `edge`, sorted by it: its memory first, then its messages.
+
+    In the order of the log's offsets, for a clock may have been set back. Only what came through different
+    nodes is put in order by time: each node's latest so far.
+    """
+    before = Window.partitionBy("edge", "node").orderBy("epoch", "offset")
+    latest = F.max("received_at").over(before.rowsBetween(Window.unboundedPreceding, Window.currentRow))
+    rows = rows.withColumn("latest", latest)
+    return rows.sortWithinPartitions("edge", "order", "latest", "node", "epoch", "offset")
 
 
 def with_time(metric: Column) -> Column:
@@ -98,7 +110,7 @@ class Walk:
         self.edge = EdgeNode()
 
     def leave(self) -> Iterator[dict[str, Any]]:
-        if self.key:
+        if self.key and self.edge != EdgeNode():
             yield {"edge": self.key, "state": self.edge.to_json()}
 
     def step(self, row: Any) -> Iterator[dict[str, Any]]:
@@ -113,6 +125,8 @@ class Walk:
             made |= self.message(row)
         except ValueError as error:
             made["reason"] = str(error)
+        except Exception as error:  # whatever a payload can do: it must not stop all others
+            made["reason"] = f"{type(error).__name__}: {error}"
         yield made
 
     def message(self, row: Any) -> dict[str, Any]:

@@ -21,10 +21,11 @@ KEPT = (*IDENTITY, "levels", "payload", "size", "date", "hour")
 BAD = "__bad"  # the field in which from_json keeps what it could not read
 NUMBER = r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
 DATED = r"^\s*\d{4}-\d\d"
-ZONED = r"([zZ]|[+-]\d\d(:?\d\d)?)\s*$"
+ZONED = r"\d[T ].*([zZ]|[+-]\d\d(:?\d\d)?)\s*$"  # of a time: a date alone ends in -27
 TRUE, FALSE = ("on", "true", "1", "yes"), ("off", "false", "0", "no")
 FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799  # years 1 to 9999
 PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000}
+NUMERIC = ("TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "BOOLEAN")
 
 
 def matching(rule: Rule) -> Column:
@@ -70,7 +71,7 @@ def decoded(rows: DataFrame, rule: Rule, kind: Type = VOID) -> DataFrame:
     rows = rows.select("*", refusal(rule).alias("refused"))
     good = F.col("refused").isNull()
     if rule.format == "json":
-        rows = json_values(rows, kind, good)
+        rows = json_values(rows, kind, good, rule.event_time.zone if rule.event_time else "UTC")
     else:
         value, reason = VALUES[rule.format]()
         rows = rows.select("*", F.when(good, value).alias("value"))
@@ -100,18 +101,27 @@ VALUES = {
 }
 
 
-def json_values(rows: DataFrame, kind: Type, good: Column) -> DataFrame:
-    """`value` and `reason` of JSON. What is no object is read as the only field of an object around it."""
+def json_values(rows: DataFrame, kind: Type, good: Column, zone: str) -> DataFrame:
+    """`value` and `reason` of JSON. What is no object is read as the only field of an object around it.
+
+    *zone* is that of times which name none.
+    """
     if kind == VOID:
         return rows.select("*", F.lit(None).cast("string").alias("value"), no_type().alias("reason"))
     whole: Type = kind if isinstance(kind, dict) else {"value": kind}
     source = F.col("text") if isinstance(kind, dict) else F.concat(F.lit('{"value":'), "text", F.lit("}"))
-    schema = f"{write_type(whole)[:-1]}, {BAD}: STRING>"
-    strict = {"columnNameOfCorruptRecord": BAD, "allowNonNumericNumbers": "false"}
+    bad = BAD
+    while bad in whole:  # a payload may have any name
+        bad += "_"
+    schema = f"{write_type(whole)[:-1]}, {bad}: STRING>"
+    strict = {"columnNameOfCorruptRecord": bad, "allowNonNumericNumbers": "false", "timeZone": zone}
     parsed = F.from_json(F.when(good, source), schema, strict)
     rows = rows.select("*", parsed.alias("parsed"))
-    wrong = F.when(F.col(f"parsed.{BAD}").isNotNull() | F.col("parsed").isNull(), not_read())
-    value = F.col("parsed").dropFields(BAD) if isinstance(kind, dict) else F.col("parsed.value")
+    unread = F.col(f"parsed.{bad}").isNotNull() | F.col("parsed").isNull()
+    if not isinstance(kind, dict):  # `1,"value":2` is whole in the object around it, and nowhere else
+        unread = unread | F.try_parse_json("text").isNull()
+    wrong = F.when(unread, not_read())
+    value = F.col("parsed").dropFields(bad) if isinstance(kind, dict) else F.col("parsed.value")
     if distinct(kind) != kind:
         value = value.cast(write_type(distinct(kind)))  # by position
     return rows.select("*", value.alias("value"), F.coalesce("refused", wrong).alias("reason"))
@@ -128,24 +138,34 @@ def not_read() -> Column:
 
 
 def event_time(rule: EventTime | None, kind: Type) -> Column:
-    """When it happened, as the payload says; null where it says nothing that is a time."""
+    """When it happened, as the payload says; null where it says nothing that is a time of years 1 to 9999."""
     types = dict(leaves(kind))
     never = F.lit(None).cast("timestamp")
     if rule is None or rule.path not in types:
         return never
-    said = field("value", rule.path)
-    if types[rule.path] == "TIMESTAMP":
-        return said
-    if rule.unit == "iso":
-        if types[rule.path] != "STRING":
-            return never
+    said, of = field("value", rule.path), types[rule.path]
+    if of != "TIMESTAMP" and rule.unit != "iso":
+        return of_number(said, PER_SECOND[rule.unit]) if of == "STRING" or numeric(of) else never
+    if of == "TIMESTAMP":
+        time = said
+    elif of == "STRING":
         dated = F.when(said.rlike(DATED), said)  # a time alone would be one of today
-        time = dated.try_cast("timestamp")
-        return F.when(said.rlike(ZONED), time).otherwise(F.to_utc_timestamp(time, rule.zone))
-    seconds = said.try_cast("double") / PER_SECOND[rule.unit]
+        local = dated.try_cast("timestamp")
+        time = F.when(said.rlike(ZONED), local).otherwise(F.to_utc_timestamp(local, rule.zone))
+    else:
+        return never
+    return F.when(F.unix_seconds(time).between(FIRST_SECOND, LAST_SECOND), time)
+
+
+def of_number(said: Column, per_second: int) -> Column:
+    seconds = said.try_cast("double") / per_second
     possible = seconds.between(FIRST_SECOND, LAST_SECOND)  # beyond, the conversion would raise
-    micros = F.round(F.when(possible, said.try_cast("double")) * (1_000_000 // PER_SECOND[rule.unit]))
+    micros = F.round(F.when(possible, said.try_cast("double")) * (1_000_000 // per_second))
     return F.timestamp_micros(micros.cast("bigint"))
+
+
+def numeric(kind: Type) -> bool:
+    return isinstance(kind, str) and (kind in NUMERIC or kind.startswith("DECIMAL"))
 
 
 def tags(rule: Rule) -> Column:
@@ -176,7 +196,7 @@ def point(path: tuple[str, ...], kind: Type) -> Column:
         words = F.to_json(value)
     elif kind == "STRING":
         number, words = F.when(value.rlike(NUMBER), value.try_cast("double")), value
-    elif kind in ("INT", "BIGINT", "DOUBLE", "BOOLEAN"):
+    elif numeric(kind):
         number = value.cast("double")
         if kind == "BIGINT":  # a double holds no more than 2 ** 53 exactly
             words = F.when((value > 1 << 53) | (value < -(1 << 53)), value.cast("string"))

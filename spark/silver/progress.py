@@ -2,16 +2,19 @@
 
 Pure but for small files. Offsets are the log's: {node: {"e": epoch, "o": next offset}}. What is done stands
 in the table silver/points, the last one that a batch commits; what is planned in OUT/silver/_plan.json, so
-that a batch that is done again takes the same rows.
+that a batch that is done again takes the same rows by the same rules.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from spark.log.consumers import write_whole
+from spark.silver.rules import Rule, as_plain, from_plain
 
 Offsets = dict[str, dict[str, int]]
 
@@ -86,13 +89,19 @@ def follows(kept: Mapping[str, Any], start: Offsets, bronze: Iterable[Mapping[st
     return bool(before) and further(start, before[0]["end"]) == start
 
 
-def stored_plan(path: Path, done: tuple[str, int, Offsets]) -> Plan | None:
-    """The plan of the batch after *done*, if one was begun."""
+def store_plan(path: Path, plan: Plan, rules: Sequence[Rule]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(plan._asdict() | {"rules": as_plain(rules)}))
+
+
+def stored_plan(path: Path, done: tuple[str, int, Offsets]) -> tuple[Plan, list[Rule]] | None:
+    """The plan of the batch after *done* and the rules that it goes by, if one was begun."""
     try:
         raw = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
+        names = raw["batches"]
+        plan = Plan(raw["query"], raw["number"], raw["start"], raw["end"], tuple(names) if names else None)
+        rules = from_plain(raw["rules"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    names = raw["batches"]
-    plan = Plan(raw["query"], raw["number"], raw["start"], raw["end"], tuple(names) if names else None)
     fits = plan.number == done[1] + 1 and plan.start == done[2] and (done[1] < 0 or plan.query == done[0])
-    return plan if fits else None
+    return (plan, rules) if fits else None

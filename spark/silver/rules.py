@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +96,13 @@ def rule_of(table: dict[str, Any]) -> Rule:
     schema = table.get("schema", "infer")
     if schema != "infer" and table["format"] != "json":
         raise RulesError("schema is for format = \"json\" alone")
+    if not isinstance(schema, str) or not schema.strip():
+        raise RulesError('schema is "infer", or the fields as DDL: "a INT, b STRING"')
     return Rule(
         name=table["name"],
         topic_filter=table["filter"],
         format=table["format"],
-        schema=None if schema == "infer" else str(schema),
+        schema=None if schema == "infer" else schema,
         event_time=event_time_of(table.get("event_time"), table["format"]),
         tags=tags_of(table.get("tags", [])),
         max_bytes=size_of(table.get("max_bytes", Rule.__dataclass_fields__["max_bytes"].default)),
@@ -124,18 +126,20 @@ def event_time_of(raw: dict[str, Any] | None, format: str) -> EventTime | None:
         return None
     if format != "json":
         raise RulesError("event_time is for format = \"json\" alone: other payloads have no fields")
+    if not isinstance(raw, dict) or not isinstance(raw.get("path"), str):
+        raise RulesError('event_time is a table with a path: { path = "time.at", unit = "ms" }')
     if unknown := set(raw) - {"path", "unit", "zone"}:
         raise RulesError(f"event_time: {', '.join(sorted(unknown))} is not known")
     unit, zone = raw.get("unit", "iso"), raw.get("zone", "UTC")
     if unit not in UNITS:
         raise RulesError(f"event_time: unit {unit!r} is none of {', '.join(UNITS)}")
-    if not ZONE.fullmatch(zone):
+    if not isinstance(zone, str) or not ZONE.fullmatch(zone):
         raise RulesError(f"event_time: zone {zone!r} is no zone")
-    return EventTime(path=tuple(str(raw["path"]).split(".")), unit=unit, zone=zone)
+    return EventTime(path=tuple(raw["path"].split(".")), unit=unit, zone=zone)
 
 
 def tags_of(raw: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(raw, str) or not all(isinstance(name, str) for name in raw):
+    if not isinstance(raw, list) or not all(isinstance(name, str) for name in raw):
         raise RulesError("tags is a list of names, one for each topic level")
     named = [name for name in raw if name]
     if len(set(named)) < len(named):
@@ -147,6 +151,22 @@ def size_of(raw: Any) -> int:
     if not isinstance(raw, int) or isinstance(raw, bool) or raw < 1:
         raise RulesError("max_bytes is a number of bytes")
     return raw
+
+
+def as_plain(rules: Sequence[Rule]) -> list[dict[str, Any]]:
+    """*rules* as what JSON can hold; `from_plain` reads it back."""
+    return [asdict(rule) for rule in rules]
+
+
+def from_plain(tables: Sequence[dict[str, Any]]) -> list[Rule]:
+    found = []
+    for table in tables:
+        time = table["event_time"]
+        made = {"tags": tuple(table["tags"])}
+        if time is not None:
+            made["event_time"] = EventTime(**{**time, "path": tuple(time["path"])})
+        found.append(Rule(**{**table, **made}))
+    return found
 
 
 def matches(topic_filter: str, topic_name: str) -> bool:

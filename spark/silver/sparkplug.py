@@ -72,6 +72,14 @@ def number_of(value: Value) -> int:
     return value
 
 
+def word_of(value: Value, size: int) -> bytes:
+    """The bytes of a fixed word; a varint may come in its place, and be too large for it."""
+    number = number_of(value)
+    if number >> 8 * size:
+        raise ValueError(f"{number} in a word of {size} bytes")
+    return number.to_bytes(size, "little")
+
+
 def decode(payload: bytes) -> Payload:
     """One payload; ValueError for whatever is not a Sparkplug B payload. Unknown fields are passed over."""
     found = Payload()
@@ -121,9 +129,9 @@ def plain(number: int, value: Value, depth: int = 0) -> Any:
     if number == BOOLEAN_VALUE:
         return bool(number_of(value))
     if number == FLOAT_VALUE:
-        return struct.unpack("<f", number_of(value).to_bytes(4, "little"))[0]
+        return struct.unpack("<f", word_of(value, 4))[0]
     if number == DOUBLE_VALUE:
-        return struct.unpack("<d", number_of(value).to_bytes(8, "little"))[0]
+        return struct.unpack("<d", word_of(value, 8))[0]
     if number == STRING_VALUE:
         return text_of(value)
     if number == BYTES_VALUE:
@@ -228,7 +236,6 @@ class EdgeNode:
     """
 
     seq: int | None = None
-    alive: bool = False
     aliases: dict[str, dict[int, tuple[str, int]]] = field(default_factory=dict)
 
     @classmethod
@@ -238,10 +245,10 @@ class EdgeNode:
             device: {int(alias): (name, code) for alias, (name, code) in table.items()}
             for device, table in raw["aliases"].items()
         }
-        return cls(raw["seq"], raw["alive"], tables)
+        return cls(raw["seq"], tables)
 
     def to_json(self) -> str:
-        return json.dumps({"seq": self.seq, "alive": self.alive, "aliases": self.aliases}, sort_keys=True)
+        return json.dumps({"seq": self.seq, "aliases": self.aliases}, sort_keys=True)
 
     def take(self, kind: str, device: str, payload: Payload) -> str | None:
         """Resolve the names and types of *payload* in place; what was wrong with its `seq`, or None.
@@ -257,7 +264,6 @@ class EdgeNode:
                 for metric in payload.metrics
                 if metric.alias is not None
             }
-        self.alive = kind != "NDEATH" and (self.alive or kind == "NBIRTH")
         if kind == "DDEATH":
             self.aliases.pop(device, None)
         for metric in payload.metrics:

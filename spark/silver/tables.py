@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark.schema import Column
-from spark.silver.ddl import Type, Versions, distinct, known, read_type, write_type
+from spark.silver.ddl import Type, Versions, distinct, known, write_type
 from spark.silver.payloads import type_of
 from spark.tables import Table, open_table
 
@@ -97,9 +97,9 @@ def of_table(kind: Type) -> Type:
 
 def each_version(session: SparkSession, out: Path, rule: str) -> Iterator[DataFrame]:
     """One DataFrame for each version of the wide table of *rule*, oldest first."""
-    folder = out / "_schemas" / rule
-    for number in range(1, versions(out, rule).newest()[0] + 1):
-        value = write_type(of_table(read_type((folder / f"{number}.ddl").read_text("utf-8"))))
+    stored = versions(out, rule)
+    for number in range(1, stored.newest()[0] + 1):
+        value = write_type(of_table(stored.read(number)))
         table = wide_table(out, rule, number)
         if value != "VOID" and table.exists():
             columns = wide_columns(value)
@@ -117,7 +117,5 @@ def in_type(rows: DataFrame, newest: Type) -> DataFrame:
 def read_wide(session: SparkSession, out: Path, rule: str) -> DataFrame | None:
     """All versions of a rule's table in the newest type, new fields null in old rows. None: no rows yet."""
     newest = of_table(versions(out, rule).newest()[1])
-    parts = []
-    for rows in each_version(session, out, rule):
-        parts.append(in_type(rows, newest))
+    parts = [in_type(rows, newest) for rows in each_version(session, out, rule)]
     return reduce(DataFrame.unionByName, parts) if parts else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -42,7 +43,7 @@ def wave(at: int, low: float, high: float, period: float = 86_400.0) -> float:
 
 
 @dataclass
-class Device:
+class Device(ABC):
     """One client. `new_schema` is set once messages have passed the point where the payloads change."""
 
     number: int
@@ -57,9 +58,9 @@ class Device:
         """What it publishes after CONNECT."""
         return iter(())
 
+    @abstractmethod
     def say(self, at: int) -> Said:
         """One message, with event time *at*."""
-        raise NotImplementedError
 
     def will(self, at: int) -> Iterator[Said]:
         """What others hear when it is lost."""

@@ -17,6 +17,7 @@ from spark.silver.ddl import (
     distinct,
     known,
     leaves,
+    read_ddl,
     read_type,
     widen,
     write_type,
@@ -87,7 +88,16 @@ def test_what_was_widened_takes_both_and_stays(one: Type, other: Type) -> None:
 
 @given(TYPES)
 def test_what_is_written_is_read(kind: Type) -> None:
-    assert read_type(write_type(kind)) == kind
+    assert read_ddl(write_type(kind)) == kind
+
+
+def test_a_declared_type_is_read_as_it_was_written() -> None:
+    """Or each batch would find another type than that of its table, and make a new version."""
+    deep: Type = "FLOAT"
+    for _ in range(ddl.MAX_DEPTH + 2):
+        deep = {"x": deep}
+    kind: Type = {"s": "SMALLINT", "d": "DECIMAL(10,2)", "m": "map<string,decimal(4,1)>", "deep": deep}
+    assert read_ddl(write_type(kind)) == kind
 
 
 @given(TYPES)
@@ -117,6 +127,7 @@ def test_names_keep_their_order() -> None:
 def test_keys_that_are_data_do_not_make_columns_without_end() -> None:
     old: Type = {"a": "INT"}
     assert bounded(old, {f"k{n}": "INT" for n in range(ddl.MAX_FIELDS + 1)}) == old
+    assert bounded(old, [{f"k{n}": "INT" for n in range(ddl.MAX_FIELDS + 1)}]) == old
     assert bounded(old, {"a": "INT", "b": "INT"}) == {"a": "INT", "b": "INT"}
 
 
@@ -125,6 +136,9 @@ def test_versions_are_kept_by_number(tmp_path: Path) -> None:
     assert versions.newest() == (0, VOID)
     assert versions.add({"a": "BIGINT", "b": VOID}) == 1
     assert versions.add({"a": "DOUBLE", "b": "STRING"}) == 2
-    (tmp_path / "zigbee" / ".3.ddl").write_text("STRUCT<a")  # left by a job that was killed
+    (tmp_path / "zigbee" / ".3.ddl.77.part").write_text("STRUCT<a")  # left by a job that was killed
     assert versions.newest() == (2, {"a": "DOUBLE", "b": "STRING"})
     assert (tmp_path / "zigbee" / "1.ddl").read_text() == "STRUCT<`a`: BIGINT, `b`: VOID>\n"
+    odd: Type = {"\r": "INT", "\r\n": "INT", "\0": "INT", "`": "INT"}
+    versions.add(odd)
+    assert versions.newest() == (3, odd)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from spark.silver.rules import rules_of
 from spark.silver.sparkplug import CODES, Metric, Payload, encode
-from tests.spark.bronze import gap, said
+from tests.spark.bronze import NOON, SECOND, gap, said
 from tests.spark.lake import Lake
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ QUARANTINE = [  # payload, reason in an inferred rule, reason in a declared rule
     pytest.param(b'{"v":', "not JSON", "not JSON", id="torn"),
     pytest.param(b"[1]", MISFIT, MISFIT, id="an array"),
     pytest.param(b"null", MISFIT, MISFIT, id="null"),
+    pytest.param(b'{"__bad":1}', None, None, id="a field of ours"),
 ]
 
 
@@ -202,6 +204,10 @@ def test_formats_tags_and_times(spark: SparkSession, tmp_path: Path, layout: str
         said(14, "time/ms", '{"at":{"ms":"soon"}}'),
         said(15, "$SYS/x", "1"),
         gap(16, 40),
+        said(17, "time/local", '{"at":"2026-11-27"}'),
+        said(18, "time/local", '{"at":"0000-01-01T00:00:00"}'),
+        said(19, "time/list", '{"at":[1]}'),
+        said(20, "time/declared", '{"at":"2026-11-27T13:00:00","f":1.5}'),
     )
     tags = ["", "device"]
     local, stamp = {"path": "at", "unit": "iso", "zone": "+01:00"}, {"path": "at.ms", "unit": "ms"}
@@ -212,6 +218,9 @@ def test_formats_tags_and_times(spark: SparkSession, tmp_path: Path, layout: str
         {"name": "raw", "filter": "home/+/raw", "format": "raw"},
         {"name": "local", "filter": "time/local", "format": "json", "event_time": local},
         {"name": "ms", "filter": "time/ms/#", "format": "json", "event_time": stamp},
+        {"name": "list", "filter": "time/list", "format": "json", "event_time": {"path": "at", "unit": "s"}},
+        {"name": "declared", "filter": "time/declared", "format": "json", "event_time": local}
+        | {"schema": "at TIMESTAMP, f FLOAT"},
         {"name": "rest", "filter": "#", "format": "text"},
     )
     decoder.step()
@@ -222,7 +231,11 @@ def test_formats_tags_and_times(spark: SparkSession, tmp_path: Path, layout: str
     assert lake.values("rest") == []  # `#` does not match $SYS
     words = {n: reason.split()[0] for n, reason in lake.quarantined().items()}
     assert words == {2: "neither", 4: "not", 5: "not", 7: "not"}
-    assert set(times(lake, "local")) == {"2026-11-27 12:00:00", "2026-11-27 13:00:00", None}
+    wanted = ["2026-11-27 12:00:00", "2026-11-27 13:00:00", None, "2026-11-26 23:00:00", None]
+    assert times(lake, "local") == wanted
+    assert times(lake, "list") == [None]
+    assert times(lake, "declared") == ["2026-11-27 12:00:00"]
+    assert lake.points("time/declared")["f"] == (1.5, None)
     assert times(lake, "ms") == ["2026-11-27 12:00:00.25", None, None]
     assert lake.points("home/lamp/watts") == {"value": (7.5, None)}
     assert tags_of(lake, "name") == [{"device": "lamp", "field": "name"}]
@@ -257,6 +270,19 @@ def test_fields_become_points(lake: Decoded) -> None:
         "s": (12.0, "12"),
         "d": (None, "7f"),
     }
+
+
+def test_a_type_that_stays_has_one_version(lake: Decoded) -> None:
+    declared = "a SMALLINT, d DECIMAL(6,2), m MAP<STRING, INT>"
+    decoder = lake.decoder({**RULE, "filter": "t", "schema": declared}, SPARKPLUG, {**RULE, "name": "rest"})
+    for offset in (0, 3):
+        whole = '{"a":1,"d":2.50,"m":{"x":3},"\\r":1}'
+        birth_of = birth(0, speed=7)
+        lake.put(said(offset, "t", whole), said(offset + 1, *birth_of), said(offset + 2, "x", whole))
+        decoder.step()
+    assert [len(lake.types(name)) for name in ("r", "plant", "rest")] == [1, 1, 1]
+    assert lake.values("r") == [{"a": 1, "d": Decimal("2.50"), "m": {"x": 3}}] * 2
+    assert lake.points("t")["d"] == (2.5, None)
 
 
 def test_batches_follow_each_other_and_are_bounded(
@@ -294,7 +320,10 @@ class Killed(BaseException):
 def test_a_batch_done_again_replaces(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
-    """The job ends after the wide tables, before points; meanwhile more came. No row twice, none lost."""
+    """The job ends after the wide tables, before points; meanwhile more came, and the rules are others.
+
+    No row twice, none lost: the batch is finished with its rows, by its rules.
+    """
     lake = Decoded(spark, tmp_path, layout)
     lake.put(said(0, "t", '{"a":1}'), said(1, "t", "x"), said(2, *birth(0, speed=7)))
 
@@ -307,12 +336,26 @@ def test_a_batch_done_again_replaces(
         with pytest.raises(Killed):
             decoder.step()
     lake.put(said(3, "t", '{"a":2}'), said(4, *data(1, a7=5)))
-    again = lake.decoder(SPARKPLUG, RULE)
+    again = lake.decoder(SPARKPLUG, {**RULE, "name": "new"})
     assert [again.step(), again.step(), again.step()] == [True, True, False]
-    assert lake.values("r") == [{"a": 1}, {"a": 2}]
+    assert (lake.values("r"), lake.values("new")) == ([{"a": 1}], [{"a": 2}])
     assert lake.quarantined() == {1: "not JSON"}
     assert lake.points("spBv1.0/g/NDATA/e") == {"speed": (5.0, None)}
     assert set(lake.points("t")) == {"a"}
+
+
+def test_messages_of_an_edge_node_are_in_the_order_of_the_log(lake: Decoded) -> None:
+    """The clock was set back after the BIRTH. What came through another node goes in between by its time."""
+    lake.put(
+        said(0, *birth(0, speed=1), at=NOON + 60 * SECOND),
+        said(1, *data(1, a1=10), at=NOON),
+        said(2, *data(2, a1=20), at=NOON + 1),
+        said(3, *data(4, a1=40), at=NOON + 90 * SECOND),
+        said(7, *data(3, a1=30), at=NOON + 70 * SECOND, node="n2"),
+    )
+    lake.decoder(SPARKPLUG).step()
+    assert lake.quarantined() == {}
+    assert [value["seq_error"] for value in lake.values("plant")] == [None] * 5
 
 
 def test_sparkplug(lake: Decoded) -> None:

@@ -46,12 +46,13 @@ def test_usage(
 
 def test_rules_that_spark_cannot_use(spark: SparkSession) -> None:
     from spark.decode import check
-    from spark.silver.rules import RulesError, rules_of
+    from spark.session import Refused
+    from spark.silver.rules import rules_of
 
     rule = {"name": "r", "filter": "#", "format": "json"}
-    with pytest.raises(RulesError, match="rule r"):
+    with pytest.raises(Refused, match="rule r"):
         check(spark, rules_of({"rule": [{**rule, "schema": "a INTT"}]}))
-    with pytest.raises(RulesError, match="rule r"):
+    with pytest.raises(Refused, match="rule r"):
         check(spark, rules_of({"rule": [{**rule, "event_time": {"path": "a", "zone": "Nowhere/Town"}}]}))
 
 

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from spark.silver.progress import Offsets, Plan, next_plan, reached, stored_plan
+from spark.silver.progress import Offsets, Plan, next_plan, reached, store_plan, stored_plan
+from spark.silver.rules import DEFAULT, read_rules
 
 NEW = ("q", -1, {})
 
@@ -73,10 +74,11 @@ def test_a_plan_that_was_begun_is_kept_and_an_old_one_is_not(tmp_path: Path) -> 
     path = tmp_path / "_plan.json"
     done = ("q", 1, offsets(n=3))
     assert stored_plan(path, done) is None
-    plan = Plan("q", 2, offsets(n=3), offsets(n=9), ("b-1",))
-    path.write_text(json.dumps(plan._asdict()))
-    assert stored_plan(path, done) == plan
+    plan, rules = Plan("q", 2, offsets(n=3), offsets(n=9), ("b-1",)), read_rules(DEFAULT)
+    store_plan(path, plan, rules)
+    assert stored_plan(path, done) == (plan, rules)
     assert stored_plan(path, ("q", 2, offsets(n=9))) is None
     assert stored_plan(path, ("other", 1, offsets(n=3))) is None
-    path.write_text("{")
-    assert stored_plan(path, done) is None
+    for broken in ("{", "[]", json.dumps(plan._asdict())):
+        path.write_text(broken)
+        assert stored_plan(path, done) is None

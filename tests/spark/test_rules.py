@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.topic.match import match
-from spark.silver.rules import DEFAULT, EventTime, RulesError, check_filter, matches, read_rules, rules_of
+from spark.silver.rules import (
+    DEFAULT,
+    EventTime,
+    RulesError,
+    as_plain,
+    check_filter,
+    from_plain,
+    matches,
+    read_rules,
+    rules_of,
+)
 from spark.tools.samples import Options, messages
 
 LEVELS = st.sampled_from(["a", "b", "", "$x"])
@@ -46,8 +57,13 @@ def test_a_rule() -> None:
         (one(format="text", event_time={"path": "a"}), "event_time is for"),
         (one(event_time={"path": "a", "unit": "h"}), "unit 'h' is none of"),
         (one(event_time={"path": "a", "zone": "'; drop"}), "is no zone"),
-        (one(event_time={"unit": "s"}), "path"),
+        (one(event_time={"unit": "s"}), "event_time is a table with a path"),
+        (one(event_time="ts"), "event_time is a table with a path"),
+        (one(event_time={"path": "a", "zone": 1}), "is no zone"),
+        (one(schema=5), "the fields as DDL"),
+        (one(schema=" "), "the fields as DDL"),
         (one(tags="device"), "tags is a list"),
+        (one(tags=5), "tags is a list"),
         (one(tags=["a", "a"]), "a name twice"),
         (one(max_bytes=0), "max_bytes is a number"),
         ({"rule": [*one()["rule"], *one()["rule"]]}, "more than one rule is named r"),
@@ -77,6 +93,11 @@ def test_filters_match_as_in_the_broker(wanted: list[str], open_ended: bool, lev
     if topic_filter and topic_name:
         check_filter(topic_filter)
         assert matches(topic_filter, topic_name) == match(topic_filter, topic_name)
+
+
+def test_rules_go_through_json() -> None:
+    rules = read_rules(DEFAULT)
+    assert from_plain(json.loads(json.dumps(as_plain(rules)))) == rules
 
 
 def test_our_rules_know_every_sample() -> None:

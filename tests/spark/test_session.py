@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from spark import JOBS, session
-from spark.session import Ending, Refused
+from spark.session import Ending, Refused, announce, carried_out
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -98,3 +99,35 @@ def test_a_job_without_pyspark_says_what_to_install(job: str) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr == f"spark.{job} needs PySpark and pyarrow: pip install 'pybroker[spark]'\n"
+
+
+def test_a_batch_is_told_to_machines_and_to_people(capsys: pytest.CaptureFixture[str]) -> None:
+    said = {"kind": "messages", "batch": 7, "rows": 3_000, "bad": 2, "seconds": 1.5, "age": 4.25}
+    announce(said, "1 gap in the log")
+    announce({"batch": 0, "rows": 0, "seconds": 0.0, "age": None})
+    out, errors = capsys.readouterr()
+    assert json.loads(out.splitlines()[0]) == said
+    assert errors.splitlines() == [
+        "messages batch 7: 3,000 rows in 1.5 s (2,000/s), newest 4.2 s old, 2 bad, 1 gap in the log",
+        "batch 0: 0 rows in 0.0 s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (Refused("no such folder"), 2, "job: no such folder\n"),
+        (Py4JError("broke\n\tat here\nCaused by: full\n\tat there"), 3, "job: broke Caused by: full\n"),
+        (Py4JError("java.lang.OutOfMemoryError: heap\n\tat here"), 3, "job: the JVM ran out of memory: "),
+        (ConnectionRefusedError("gone"), 3, "job: the JVM ran out of memory: "),
+    ],
+)
+def test_what_ends_a_job_is_one_line(
+    capsys: pytest.CaptureFixture[str], error: Exception, code: int, told: str
+) -> None:
+    def job() -> int:
+        raise error
+
+    assert carried_out("job", job) == code
+    errors = capsys.readouterr().err
+    assert errors.startswith(told) and errors.count("\n") == 1

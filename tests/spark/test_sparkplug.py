@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from spark.silver.protobuf import write_field
 from spark.silver.sparkplug import (
     CODES,
     EdgeNode,
@@ -76,7 +77,8 @@ def test_dataset_and_template_are_text() -> None:
         ("08 ffffffffffffffffffffff", "ten bytes"),
         ("10 01", "a number where a message"),
         ("12 03 0a 01 ff", "decode"),
-        ("12 05 20 01 6a 01 00", "wire|bytes|number|Float"),
+        ("12 05 20 01 6a 01 00", "bytes where a number"),
+        ("12 06 60 80 80 80 80 10", "in a word of 4 bytes"),
     ],
 )
 def test_what_is_no_payload_is_a_value_error(raw: str, message: str) -> None:
@@ -97,12 +99,30 @@ def varint(value: int) -> bytes:
     return bytes([value]) if value < 128 else bytes([value & 127 | 128, value >> 7])
 
 
-@given(st.binary(max_size=64))
+NUMBERS = st.integers(0, 2**64 - 1)
+FIELDS = st.recursive(  # (number, value): messages of any fields, within each other
+    st.tuples(st.integers(1, 20), NUMBERS | st.binary(max_size=9)).map(lambda pair: write_field(*pair)),
+    lambda inner: st.tuples(st.integers(1, 20), st.lists(inner, max_size=4)).map(
+        lambda pair: write_field(pair[0], b"".join(pair[1]))
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.binary(max_size=64) | st.lists(FIELDS, max_size=3).map(b"".join))
+@example(write_field(2, write_field(12, 1 << 40)))
+@example(write_field(2, write_field(17, write_field(4, write_field(1, write_field(3, 1 << 40))))))
 def test_any_bytes_are_a_payload_or_a_value_error(raw: bytes) -> None:
+    """Nothing else than ValueError, and whatever is a payload can be told and remembered."""
     try:
-        decode(raw)
+        found = decode(raw)
+        edge = EdgeNode()
+        edge.take("NBIRTH", "", found)
     except ValueError:
-        pass
+        return
+    assert EdgeNode.from_json(edge.to_json()) == edge
+    for metric in found.metrics:
+        number_and_text(metric.value)
 
 
 def birth(seq: int, **aliases: int) -> Payload:
@@ -134,7 +154,6 @@ def test_seq_and_death() -> None:
     edge.seq = 255
     assert edge.take("NDATA", "", data(0, 1)) is None
     assert edge.take("NDEATH", "", Payload(1, None, [Metric("bdSeq", None, None, 8, 0)])) is None
-    assert not edge.alive
     assert edge.take("NBIRTH", "", birth(4, other=9)) == "seq 4 where 0 was due"
     with pytest.raises(ValueError, match="alias 1 without a BIRTH"):
         edge.take("NDATA", "", data(5, 1))
