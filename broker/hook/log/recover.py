@@ -40,8 +40,10 @@ def lock(root: Path, node: str) -> int:
     file = os.open(root / VERSION / f"lock.{node}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
         os.close(file)
+        if not isinstance(error, BlockingIOError):
+            raise  # a file system without locks, say
         raise ConfigError(
             f"message log {root}: another broker writes it as node {node!r}: give this one another "
             "message_log.node or another message_log.path"

@@ -43,7 +43,8 @@ class Segment:
     """An open file of whole lines, of records of one hour.
 
     Every method may raise OSError. After one of `append` the file ends with the last line that was whole
-    before; after one of `sync` it must be given up: `abandon`.
+    before, or is cut there before anything else is done with it; after one of `sync` it must be given up:
+    `abandon`.
     """
 
     __slots__ = (
@@ -52,6 +53,7 @@ class Segment:
         "_file",
         "_part",
         "_to_compress",
+        "_torn",
         "crc",
         "first",
         "hour",
@@ -82,6 +84,7 @@ class Segment:
         self._compressor: Any = zlib.compressobj(1, zlib.DEFLATED, GZIP) if gz else None
         self._part: int | None = None
         self._compressed = False
+        self._torn = False  # there may be a piece of a line behind `size`
         self._compressed_to = 0  # bytes of the file
         self._to_compress: list[bytes] = []
         with suppress(OSError):  # the line itself is what counts; its name is synced once more at the end
@@ -89,19 +92,27 @@ class Segment:
 
     def append(self, data: bytes, count: int) -> None:
         """Write *data*, *count* whole lines."""
+        self._cut()
         view, written = memoryview(data), 0
         try:
             while written < len(data):
                 written += self._disk.write(self._file, view[written:])
         except OSError:
-            self._disk.truncate(self._file, self.size)
-            os.lseek(self._file, self.size, os.SEEK_SET)
+            self._torn = True
+            with suppress(OSError):
+                self._cut()
             raise
         self.size += len(data)
         self.crc = zlib.crc32(data, self.crc)
         self.next += count
         if self._compressor is not None:
             self._to_compress.append(data)
+
+    def _cut(self) -> None:
+        if self._torn:
+            self._disk.truncate(self._file, self.size)
+            os.lseek(self._file, self.size, os.SEEK_SET)
+            self._torn = False
 
     def sync(self) -> None:
         """What was written is on the disk when this returns."""
@@ -128,6 +139,7 @@ class Segment:
 
         After an OSError of anything but the sync it may be called again.
         """
+        self._cut()
         self.sync()
         if self.size and not self._compressed:
             self._compressed = self._finish_compression()

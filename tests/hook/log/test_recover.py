@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -152,6 +154,12 @@ def test_log_two_writers(tmp_path: Path) -> None:
     os.close(lock(tmp_path, "other"))
     os.close(first)
     os.close(lock(tmp_path, "n"))
+
+
+def test_a_file_system_without_locks_is_not_another_broker(tmp_path: Path) -> None:
+    without = mock.patch("fcntl.flock", side_effect=OSError(errno.ENOLCK, "No locks available"))
+    with without, pytest.raises(OSError, match="No locks available"):
+        lock(tmp_path, "n")
 
 
 def test_a_log_of_another_version_is_refused(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 import zlib
 from pathlib import Path
 
@@ -99,9 +101,6 @@ class Full(Disk):
 
     @classmethod
     def write(cls, file: int, data: memoryview) -> int:
-        import errno
-        import os
-
         if not cls.room:
             raise OSError(errno.ENOSPC, "No space left on device")
         written = os.write(file, data[: cls.room])
@@ -125,6 +124,35 @@ def test_a_line_that_did_not_fit_is_taken_back(tmp_path: Path) -> None:
     place = segment.close()
     assert place is not None
     assert place.read_bytes() == first + second
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_piece_of_a_line_that_could_not_be_cut_off_is_cut_off_later(tmp_path: Path, again: bool) -> None:
+    first, second = (line_of("messages", n, record(n)) for n in range(2))
+
+    class Little(Full):
+        room = len(first) + 10
+        stuck = True
+
+        @classmethod
+        def truncate(cls, file: int, size: int) -> None:
+            if cls.stuck:
+                raise OSError(5, "Input/output error")
+            os.ftruncate(file, size)
+
+    segment = Segment(tmp_path, "messages", OPEN, AT, disk=Little)
+    segment.append(first, 1)
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"No space|Input/output"):
+            segment.append(second, 1)
+    with pytest.raises(OSError, match="Input/output"):
+        segment.close()
+    Little.stuck, Little.room = False, 1000
+    if again:
+        segment.append(second, 1)
+    place = segment.close()
+    assert place is not None
+    assert place.read_bytes() == (first + second if again else first)
 
 
 def test_without_room_for_the_compressed_file_the_plain_one_is_published(tmp_path: Path) -> None:
