@@ -24,9 +24,9 @@ from broker.session.manager import ClientTurns, SessionManager
 from broker.session.restore import Restore
 from broker.session.session import Session
 from broker.session.terms import Terms
-from broker.store.base import DurableStore
+from broker.store.base import DurableStore, levels_of
 from broker.store.budget import ByteBudget
-from broker.store.journal import Journal, levels_of
+from broker.store.journal import Journal
 from broker.store.memory import MemoryRetainedStore, NoteStore
 from broker.store.sqlite import SqliteStore
 from broker.topic.tree import SubscriptionTree
@@ -143,6 +143,7 @@ async def open_store(core: Core, wall: Callable[[], float]) -> list[Session]:
         raise BrokerError("a broker with a store starts once; make another one for the same file")
     noted = await asyncio.to_thread(journal.store.open)
     journal.told = lambda failure: hooks.on_store_failed(failure) if failure else hooks.on_store_recovered()
+    journal.still_held = hooks.still_held
     journal.start(noted, wall)
     restore = Restore(journal.store, journal, core.sessions, core.tree, core.retained, core.notes)
     for _ in restore.steps():

@@ -15,8 +15,9 @@ from broker.hook.stats import Stats
 from broker.packet.codec import encode
 from broker.packet.packets import Connect, Packet
 from broker.packet.reader import Readers, TopicNames
+from broker.store.base import levels_of
 from broker.store.budget import ByteBudget
-from broker.store.journal import Journal, levels_of
+from broker.store.journal import Journal
 from tests.peer import Clock, Peer, memory_broker
 from tests.wire import Wire, turns, until
 

@@ -12,8 +12,9 @@ import pytest
 from broker.config import Limits
 from broker.hook.stats import Stats
 from broker.outbound import BURST, FEED, UNREAD_ACKS, Outbound, WriteTerms
+from broker.store.base import levels_of
 from broker.store.budget import ByteBudget
-from broker.store.journal import Journal, levels_of
+from broker.store.journal import Journal
 from tests.peer import Clock, run_async
 from tests.wire import Wire, turns, until
 

@@ -224,7 +224,7 @@ def _repeated(core: Core, client: Client, packet: Publish) -> None:
     """An identifier that a QoS 2 message holds until its PUBREL [MQTT-4.3.3-10]."""
     if packet.qos == QoS.EXACTLY_ONCE:
         _receive(client, packet.packet_id)
-        after, held = core.journal.latest, core.hooks.still_held  # it may not be stored yet
+        after, held = core.journal.latest, core.hooks.still_held()  # it may not be stored yet
         client.acknowledge(PUBREC, packet.packet_id, *_in_turn(after, held, None))
     elif client.version is Version.MQTT_5:
         in_use = PacketIdentifierInUse(f"identifier {packet.packet_id} is held by a QoS 2 message")
@@ -310,7 +310,7 @@ def _hold(
         raise QuotaExceeded("the byte budget of the broker is spent")
     held: Hold | None = None
     if message.expires_at == NEVER_ROUTED:
-        held = Hold(core.hooks.still_held)
+        held = Hold(core.hooks.still_held())
     elif core.hooks.hears_taken:
         try:
             held = core.hooks.on_taken(client.info, message, packet.dup, "client")
@@ -364,7 +364,7 @@ def _acknowledge_only(core: Core, client: Client, packet: Publish, message: Mess
     """
     core.dropped(client.client_id, message, "not_routed")
     if packet.qos == QoS.AT_LEAST_ONCE:
-        after, held = core.journal.latest, core.hooks.still_held
+        after, held = core.journal.latest, core.hooks.still_held()
         client.acknowledge(PUBACK, packet.packet_id, *_in_turn(after, held, None))
     elif packet.qos == QoS.EXACTLY_ONCE and client.session is not None:
         empty = Message(

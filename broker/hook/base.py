@@ -207,6 +207,13 @@ class HookBase:
         """
         return None
 
+    def still_held(self) -> asyncio.Future[None] | None:
+        """Done when all that `on_taken` was told of is where this hook keeps it; None: it is. Never waits.
+
+        Asked where an answer or the store is about to speak of earlier messages. An error refuses that.
+        """
+        return None
+
     def on_taken_run(self, client: ClientInfo, packets: bytes, count: int) -> None:
         """In place of `on_taken` for *count* messages at once, from the fast lane. Never waits, nor refuses.
 
@@ -289,6 +296,7 @@ EVENTS = (
     "on_store_failed",
     "on_store_recovered",
     "on_taken",
+    "still_held",
     "on_taken_run",
     "on_delivered",
     "on_acknowledged",

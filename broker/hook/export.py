@@ -109,7 +109,7 @@ class MessageLog(HookBase):
         self._begin()
 
     def _begin(self) -> None:
-        self.epoch = 0
+        self.epoch = 0  # 0: not open yet
         self.failure: OSError | None = None  # why messages cannot be written
         self._lock: int | None = None
         self._connections = 0  # that there were in this epoch
@@ -136,7 +136,7 @@ class MessageLog(HookBase):
         """Recover what a crash left, and begin an epoch. Raises ConfigError."""
         self._begin()
         try:
-            recovered = await asyncio.to_thread(self._open)
+            recovered, self.epoch = await asyncio.to_thread(self._open)
         except OSError as error:
             where = error.filename or self._root
             raise ConfigError(f"message_log.path: {where}: {error.strerror or error}") from error
@@ -150,19 +150,19 @@ class MessageLog(HookBase):
             self._note("log", NOBODY, (("st", "recovered"), ("why", text)))
         self._note("log", NOBODY, (("st", "opened"),))
 
-    def _open(self) -> list[Recovered]:
-        """In a thread of its own: all of this may wait for the disk."""
+    def _open(self) -> tuple[list[Recovered], int]:
+        """What was left, and the new epoch. In a thread of its own: all of this may wait for the disk."""
         node, now = self.settings.node, self._wall()
         self._lock = lock(self._root, node)
         try:
             prepare(self._root, node)
             recovered = recover(self._root, node, self.settings.compress)
-            self.epoch = take_epoch(self._root, node, now)
+            epoch = take_epoch(self._root, node, now)
             self._sweep()
         except BaseException:
             self._unlock()
             raise
-        return recovered
+        return recovered, epoch
 
     def _terms(
         self, loop: asyncio.AbstractEventLoop, kind: str, form: Callable[[int, tuple[Any, ...]], bytes]
@@ -191,7 +191,10 @@ class MessageLog(HookBase):
         )
 
     async def stop(self) -> None:
-        """Write what waits, as long as that takes STOP seconds at most, and let others have the folder."""
+        """Write what waits, as long as that takes STOP seconds at most, and let others have the folder.
+
+        A thread that hangs in the disk may write yet: then nobody else may have it, while this process lives.
+        """
         if self._lock is None:
             return
         for recorder in (self._messages, self._events):
@@ -199,9 +202,11 @@ class MessageLog(HookBase):
         done = [await asyncio.to_thread(r.join, STOP / 2) for r in (self._messages, self._events)]
         if not all(done):
             log.error("message log %s: the disk takes nothing: what waits is lost", self._root)
+            self.failure = self.failure or OSError("the disk does not answer")
         self._synced(self._messages.synced)
         self._fail_groups(ImplementationSpecificError("the message log is closed"))
-        self._unlock()
+        if all(done):
+            self._unlock()
 
     def _unlock(self) -> None:
         if self._lock is not None:
@@ -227,13 +232,13 @@ class MessageLog(HookBase):
         weight = OVERHEAD + (len(payload) + len(topic_name) if properties is None else message.size)
         record: tuple[Any, ...] | None
         record = (at, topic_name, flags, publisher, payload, cut, properties, None, weight)
-        if self._redact is not None and (record := self._redact(MessageRecord(*record))) is None:
+        if self._redact is not None and (record := self._redacted(MessageRecord(*record))) is None:
             return None
         must, reading = self._ack and qos > 0, None
         if recorder.full or (must and self.failure is not None):
             drop = self.settings.overflow == "drop"
             if must and (drop or self.failure is not None):
-                self._refuse()
+                raise self._refusal()
             if drop:
                 recorder.drop()
                 return None
@@ -255,6 +260,14 @@ class MessageLog(HookBase):
         weight = OVERHEAD + len(packets)
         five = connection.version == Version.MQTT_5
         recorder.put((self._now(), count, five, connection, packets, None, None, None, weight), count)
+
+    def _redacted(self, record: MessageRecord) -> tuple[Any, ...] | None:
+        """What is to be written in its place. If no line can be made of that, the message is refused."""
+        assert self._redact is not None
+        found = self._redact(record)
+        if found is not None:
+            format_message(0, found)  # here, where it ends one message, and not in the thread
+        return found
 
     def _is_logged(self, topic_name: str) -> bool:
         known = self._known.get(topic_name)
@@ -288,6 +301,15 @@ class MessageLog(HookBase):
         self._messages.want(offset)
         return group.hold
 
+    def still_held(self) -> asyncio.Future[None] | None:
+        """Done when the disk has all that was put so far; failed while it takes nothing."""
+        if not self._ack or not self.epoch or (recorder := self._messages).synced >= recorder.next:
+            return None
+        hold = self._hold(recorder.next)
+        if self.failure is not None:
+            self._fail_groups(self._refusal())
+        return hold.acknowledgement
+
     def _synced(self, offset: int) -> None:
         """Every record before *offset* is on the disk. Who comes now waits for the next sync."""
         self._growing = False
@@ -301,13 +323,13 @@ class MessageLog(HookBase):
             future.set_exception(error)
             future.exception()  # else it is complained of where nobody waits
 
-    def _refuse(self) -> None:
-        """Raises what a message is refused with that must be on the disk before it is acknowledged."""
+    def _refusal(self) -> MqttError:
+        """What a message is refused with that must be on the disk before it is acknowledged."""
         failure = self.failure
         if failure is None or failure.errno in (ENOSPC, EDQUOT):
-            raise QuotaExceeded("the message log takes no more", reason_string="the message log is full")
+            return QuotaExceeded("the message log takes no more", reason_string="the message log is full")
         text = "the message log cannot be written"
-        raise ImplementationSpecificError(f"{text}: {failure}", reason_string=text)
+        return ImplementationSpecificError(f"{text}: {failure}", reason_string=text)
 
     # ---- a queue that is full, a disk that takes nothing
 
@@ -325,10 +347,7 @@ class MessageLog(HookBase):
         if kind == "messages":
             self.failure = failure
             if failure is not None:
-                try:
-                    self._refuse()
-                except MqttError as error:
-                    self._fail_groups(error)
+                self._fail_groups(self._refusal())
         state = "resumed" if failure is None else "degraded"
         why = f"{kind}: {failure}" if failure else kind
         self._note("log", NOBODY, (("st", state), ("why", why)))
@@ -452,22 +471,10 @@ class MessageLog(HookBase):
 
     def sys_values(self) -> Mapping[str, int | str]:
         """What `$SYS/broker/log/...` says."""
-        values: dict[str, int | str] = {"log/state": "degraded" if self.failure else "ok"}
-        values["log/epoch"] = self.epoch
+        failed = self.failure or self._events.failure
+        values: dict[str, int | str] = {"log/state": "degraded" if failed else "ok", "log/epoch": self.epoch}
         for kind, recorder in zip(KINDS, (self._messages, self._events), strict=True):
-            name = f"log/{kind}"
-            values |= {
-                f"{name}/appended": recorder.next,
-                f"{name}/written": recorder.written,
-                f"{name}/synced": recorder.synced,
-                f"{name}/dropped": recorder.dropped,
-                f"{name}/queued": recorder.waiting,
-                f"{name}/queued bytes": recorder.waiting_bytes,
-                f"{name}/bytes": recorder.bytes,
-                f"{name}/segments": recorder.segments,
-                f"{name}/sync microseconds": int(recorder.sync_seconds * 1_000_000),
-                f"{name}/sync failures": recorder.sync_failures,
-            }
+            values |= {f"log/{kind}/{name}": value for name, value in recorder.figures().items()}
         return values
 
 

@@ -116,7 +116,8 @@ class Hooks:
         self._on_subscribed = lists["on_subscribed"]
         self._on_unsubscribed = lists["on_unsubscribed"]
         self._sys_values = lists["sys_values"]
-        self.held: asyncio.Future[None] | None = None  # what the last acknowledgement that waits waits for
+        self._last_held: asyncio.Future[None] | None = None  # what the last acknowledgement waits for
+        self._still_held = lists["still_held"]
         # What the hot paths ask before they call anything.
         self.need_task = any(inspect.iscoroutinefunction(each.call) for each in chain(*lists.values()))
         self.hears_ends = bool(self._on_session_ended)
@@ -313,7 +314,7 @@ class Hooks:
                 found = sound_hold(method, found)
                 held = found if held is None else Hold(*map(both, parts_of(held), parts_of(found)))
         if held is not None and held.acknowledgement is not None:
-            self.held = held.acknowledgement
+            self._last_held = held.acknowledgement
         return held
 
     def note_taken(self, client: ClientInfo | None, message: Message, origin: Origin) -> None:
@@ -323,11 +324,19 @@ class Hooks:
         except MqttError as error:
             log.warning("a message to %r is routed all the same: %s", message.topic_name, error)
 
-    @property
     def still_held(self) -> asyncio.Future[None] | None:
-        """What an answer must wait for that speaks of an earlier message; None: nothing, all is well."""
-        held = self.held
-        return None if held is None or (held.done() and held.exception() is None) else held
+        """What must be done before anybody speaks of earlier messages; None: nothing, all is well."""
+        held = self._last_held
+        if held is not None and held.done():
+            held = self._last_held = None
+        for method in self._still_held:
+            try:
+                found = sound_hold(method, Hold(method.call())).acknowledgement
+            except Exception:
+                failed(method)
+            else:
+                held = both(held, found)
+        return held
 
     def on_taken_run(self, client: ClientInfo, packets: bytes, count: int) -> None:
         _tell_now(self._on_taken_run, client, packets, count)

@@ -8,6 +8,10 @@ from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
 from broker.packet.message import Message, Retained
+from broker.topic.match import match
+from broker.topic.name import split_share
+
+REMEMBERED = 10_000  # Topic Names whose level is remembered
 
 
 class RetainedStore(Protocol):
@@ -113,6 +117,38 @@ class DurableStore(Protocol):
 
 
 Encode = Callable[[Any], Row]  # what is to be stored -> its row, called when the batch is closed
+
+
+class Levels:
+    """How durable a message of each topic must be before it is acknowledged."""
+
+    def __init__(self, default: Fsync, by_filter: tuple[tuple[str, Fsync], ...] = ()) -> None:
+        self.default = default
+        self.by_topic = bool(by_filter)  # not the same for all
+        self._by_filter = by_filter
+        self._known: dict[str, Fsync] = {}
+        asked = {default, *(level for _, level in by_filter)}
+        # Commits that nobody waits for: without any sync only if no message asks for more.
+        self.lowest = Fsync.NEVER if asked == {Fsync.NEVER} else Fsync.NORMAL
+
+    def of(self, topic_name: str) -> Fsync:
+        """The level of the first filter that matches, else the default."""
+        if not self._by_filter:
+            return self.default
+        level = self._known.get(topic_name)
+        if level is None:
+            found = (level for topic_filter, level in self._by_filter if match(topic_filter, topic_name))
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            level = self._known[topic_name] = next(found, self.default)
+        return level
+
+
+def levels_of(fsync: str, fsync_for: tuple[str, ...]) -> Levels:
+    """*fsync_for* are texts `filter=level`; the last `=` divides."""
+    pairs = (text.rpartition("=") for text in fsync_for)
+    by_filter = tuple((split_share(name)[1], Fsync[level.upper()]) for name, _, level in pairs)
+    return Levels(Fsync[fsync.upper()], by_filter)
 
 
 class Waiter(Protocol):

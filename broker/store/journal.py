@@ -11,12 +11,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from broker.errors import BrokerError, StoreError, StoreUnavailable
+from broker.errors import BrokerError, MqttError, ReasonCode, StoreError, StoreUnavailable
 from broker.packet.message import Message
-from broker.store.base import Batch, DurableStore, Encode, Fsync, StoreClock, Table, Waiter
+from broker.store.base import Batch, DurableStore, Encode, Fsync, Levels, StoreClock, Table, Waiter
 from broker.store.rows import made, message_row
-from broker.topic.match import match
-from broker.topic.name import split_share
 
 log = logging.getLogger("broker.store")
 
@@ -25,8 +23,9 @@ NOTE = 1.0  # seconds between two notes of the clock
 STOP = 10.0  # seconds that a stop waits for the disk
 GIVE_WAY = 0.001  # seconds after which a busy event loop lets the writer have the interpreter
 GIVEN = 0.0001  # seconds for which it does
-REMEMBERED = 10_000  # Topic Names whose level is remembered
 
+# Rows by which a copy of a message is acknowledged after a restart, and nobody hears of it again.
+CLAIMS = frozenset({Table.HELD, Table.NOTE})
 MESSAGE = Table.MESSAGE  # a member of an enumeration takes longer to be looked up
 
 Changes = dict[Table, dict[int, "tuple[Encode, Any] | None"]]
@@ -41,38 +40,6 @@ class MessageRecord:
         self.journal = journal  # a hook may keep a message longer than the broker lives
         self.id = number
         self.references = 0
-
-
-class Levels:
-    """How durable a message of each topic must be before it is acknowledged."""
-
-    def __init__(self, default: Fsync, by_filter: tuple[tuple[str, Fsync], ...] = ()) -> None:
-        self.default = default
-        self.by_topic = bool(by_filter)  # not the same for all
-        self._by_filter = by_filter
-        self._known: dict[str, Fsync] = {}
-        asked = {default, *(level for _, level in by_filter)}
-        # Commits that nobody waits for: without any sync only if no message asks for more.
-        self.lowest = Fsync.NEVER if asked == {Fsync.NEVER} else Fsync.NORMAL
-
-    def of(self, topic_name: str) -> Fsync:
-        """The level of the first filter that matches, else the default."""
-        if not self._by_filter:
-            return self.default
-        level = self._known.get(topic_name)
-        if level is None:
-            found = (level for topic_filter, level in self._by_filter if match(topic_filter, topic_name))
-            if len(self._known) >= REMEMBERED:
-                self._known.clear()
-            level = self._known[topic_name] = next(found, self.default)
-        return level
-
-
-def levels_of(fsync: str, fsync_for: tuple[str, ...]) -> Levels:
-    """*fsync_for* are texts `filter=level`; the last `=` divides."""
-    pairs = (text.rpartition("=") for text in fsync_for)
-    by_filter = tuple((split_share(name)[1], Fsync[level.upper()]) for name, _, level in pairs)
-    return Levels(Fsync[fsync.upper()], by_filter)
 
 
 class Journal:
@@ -100,6 +67,7 @@ class Journal:
         self.gate = 0  # while set: whatever is routed now leaves after this batch
         self.failure: StoreError | None = None
         self.told: Callable[[StoreError | None], None] = lambda failure: None  # of a failure, and of its end
+        self.still_held: Callable[[], asyncio.Future[None] | None] = lambda: None  # what hooks keep elsewhere
         self.commits = self.rows = self.failures = 0
         self._last_id = 0
         self._message_row = partial(message_row, offset=0.0)
@@ -113,7 +81,8 @@ class Journal:
         self._ahead = 0.0  # what the wall clock is ahead of ours, as noted last
         self._writer: Writer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._busy = False  # the writer has a batch
+        self._busy = False  # the writer has a batch, or will have it when `_until` is done
+        self._until: asyncio.Future[None] | None = None
         self._due = False  # a hand-over is scheduled
         self._giving_way = False
 
@@ -141,16 +110,22 @@ class Journal:
             return
         try:
             async with asyncio.timeout(STOP):
-                await writer.idle()
+                await self._idle(writer)
                 self._busy = True
                 self._note_due = True
-                writer.submit(self._close_batch())
-                await writer.idle()
+                self._submit(writer, self._close_batch())
+                await self._idle(writer)
                 if self.failure is not None:
                     log.error("stopped with changes that are not stored, and were not acknowledged")
                 await writer.close()
         except TimeoutError:
             log.error("the disk has not answered for %g s: stopped without it", STOP)
+
+    async def _idle(self, writer: Writer) -> None:
+        while self._until is not None:
+            await asyncio.wait([self._until])
+            await asyncio.sleep(0)  # `_held_no_more` is called
+        await writer.idle()
 
     @property
     def started(self) -> bool:
@@ -299,9 +274,31 @@ class Journal:
             self._release(self.number - 1)
             return
         self._busy = True
-        self._writer.submit(self._close_batch())
+        self._submit(self._writer, self._close_batch())
+
+    def _submit(self, writer: Writer, batch: Batch) -> None:
+        """Have it committed; with CLAIMS when what hooks were told of is where they keep it.
+
+        Else a kill in between would leave a message that is acknowledged, since its copy is, and that
+        they never had.
+        """
+        until = None if CLAIMS.isdisjoint(batch.rows) else self.still_held()
+        if until is not None:
+            self._until = until
+            until.add_done_callback(partial(self._held_no_more, writer, batch))
+            return
+        writer.submit(batch)
         if not self._giving_way:
             self._give_way()
+
+    def _held_no_more(self, writer: Writer, batch: Batch, until: asyncio.Future[None]) -> None:
+        self._until = None
+        error = None if until.cancelled() else until.exception()
+        if error is None:
+            writer.submit(batch)
+            return
+        full = isinstance(error, MqttError) and error.reason == ReasonCode.QUOTA_EXCEEDED
+        self._written(batch, StoreError(f"the store waits for what a hook keeps: {error}", full=full))
 
     def _close_batch(self) -> Batch:
         now = self._clock()

@@ -5,7 +5,7 @@
 The first call of the named place after SIGUSR1 (answered with "armed" on standard output) is the end of the
 process, by SIGKILL. A place that the broker does not have any more ends it at once, with status 3. The
 seconds are those that a commit takes longer, from SIGUSR1 on if there is a place: what does not wait
-for the disk shows.
+for the disk shows. LOG_TAKES is the same for a write of the message log.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from broker.hook.log.segment import Disk
 from broker.store.base import Table
 from tests.conformance import wire
 from tests.faults.peer import packets
 
-VARIABLE, TAKES = "KILL_AT", "COMMIT_TAKES"
+VARIABLE, TAKES, LOG_TAKES = "KILL_AT", "COMMIT_TAKES", "LOG_TAKES"
 MISSING = 3  # exit status
 
 
@@ -193,7 +194,18 @@ class SlowCommits:
         return wrapped
 
 
-def install_all(where: str, takes: str) -> None:
+def slow_log(seconds: float, slow: Callable[[], bool]) -> None:
+    """Writes of the message log take longer, while *slow* says so."""
+
+    def write(file: int, data: Any) -> int:
+        if slow():
+            time.sleep(seconds)
+        return os.write(file, data)
+
+    Disk.write = staticmethod(write)
+
+
+def install_all(where: str, takes: str, log_takes: str = "") -> None:
     """What the variables say. Raises LookupError, ValueError."""
     trigger = None
     if where:
@@ -205,6 +217,8 @@ def install_all(where: str, takes: str) -> None:
     if takes:  # first, so that the trigger is around it
         slow = SlowCommits(float(takes), lambda: trigger is None or trigger.armed)
         install(PLACES["commit"], slow.wrap)
+    if log_takes:
+        slow_log(float(log_takes), lambda: trigger is None or trigger.armed)
     if trigger is not None:
         install(trigger.place, trigger.wrap)
 
@@ -213,7 +227,7 @@ def main() -> int:
     from broker.__main__ import main as pybroker
 
     try:
-        install_all(os.environ.get(VARIABLE, ""), os.environ.get(TAKES, ""))
+        install_all(*(os.environ.get(name, "") for name in (VARIABLE, TAKES, LOG_TAKES)))
     except (LookupError, ValueError) as error:
         print(f"killer: {error}", file=sys.stderr)
         return MISSING

@@ -7,12 +7,14 @@ what was routed, no more and no less.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import random
 import signal
 import socket
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +22,8 @@ import pytest
 
 from tests.conformance import wire
 from tests.faults.daemon import WAIT, Restartable, restartable
-from tests.faults.killer import PLACES, TAKES, VARIABLE, reachable
+from tests.faults.killer import LOG_TAKES, PLACES, TAKES, VARIABLE, reachable
+from tests.hook.log.files import read_log
 
 SETTINGS = (
     *("dedup.enabled=true", "capacity.sys_interval=0", "store.fsync=normal"),
@@ -30,7 +33,15 @@ PLACES_OF_A_PUBLISH = (
     *("PUBLISH arrives", "append note", "append message", "append delivery", "route", "close batch"),
     *("commit", "release", "PUBACK leaves"),
 )
-POINTS = [f"{place}: {when}" for place in PLACES_OF_A_PUBLISH for when in ("before", "after")]
+POINTS = [
+    point
+    for place in PLACES_OF_A_PUBLISH
+    for when in ("before", "after")
+    if reachable(point := f"{place}: {when}")
+]
+POINTS_OF_QOS_2 = [
+    f"{place}: {when}" for place in ("append held", "commit", "release") for when in ("before", "after")
+]
 
 
 class Line:
@@ -106,8 +117,6 @@ def subscribe(port: int) -> None:
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_kill_at_each_step(point: str, tmp_path: Path) -> None:
-    if not reachable(point):
-        pytest.skip("compiled code does not look methods up in a class")
     with contextlib.closing(Restartable(tmp_path / "broker.db", SETTINGS)) as broker:
         broker.start(module="tests.faults.killer", **{VARIABLE: point, TAKES: "0.02"})
         subscribe(broker.port)
@@ -149,3 +158,63 @@ def test_dedup_kill9(tmp_path: Path) -> None:
         found = read_all(broker.port)
         assert found == [b"%d:%d" % (batch, n) for batch, size in enumerate(sizes) for n in range(size)]
     assert kills == 9
+
+
+# ---- with a message log: what the mark acknowledges has its line
+
+
+def logged_times(folder: Path) -> Counter[bytes]:
+    """How often each payload is in the log."""
+    return Counter(base64.b64decode(line["p"]) for line in read_log(folder, "messages") if "p" in line)
+
+
+def with_log(folder: Path, point: str, tmp_path: Path) -> Restartable:
+    """A broker with a message log that takes its time, killed at *point* once it is armed."""
+    log = (f"message_log.path={folder}", "message_log.fsync=ack", "message_log.compress=no")
+    broker = Restartable(tmp_path / "broker.db", (*SETTINGS, *log))
+    broker.start(module="tests.faults.killer", **{VARIABLE: point, LOG_TAKES: "0.1"})
+    return broker
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_an_acknowledged_message_is_in_the_log(point: str, tmp_path: Path) -> None:
+    with contextlib.closing(with_log(tmp_path / "log", point, tmp_path)) as broker:
+        subscribe(broker.port)
+        send_batch(broker.port, 0, 3)
+        os.kill(broker.pid, signal.SIGUSR1)
+        broker.says("armed")
+        with contextlib.suppress(OSError):
+            send_batch(broker.port, 1, 20)
+        assert broker.ended() == -signal.SIGKILL
+        broker.start()
+        send_batch(broker.port, 1, 20)
+        wanted = [b"0:%d" % n for n in range(3)] + [b"1:%d" % n for n in range(20)]
+        assert read_all(broker.port) == wanted
+        broker.stop()
+        assert set(logged_times(tmp_path / "log")) == set(wanted)
+    assert not broker.complaints, broker.complaints
+
+
+@pytest.mark.parametrize("point", [p for p in POINTS_OF_QOS_2 if reachable(p)])
+def test_a_pubrec_speaks_of_a_message_that_is_in_the_log(point: str, tmp_path: Path) -> None:
+    """If its identifier is in the store the PUBLISH that is repeated gets its PUBREC, and no other line."""
+    packets = [wire.publish("t", b"%d" % n, qos=2, packet_id=n) for n in range(1, 6)]
+    with contextlib.closing(with_log(tmp_path / "log", point, tmp_path)) as broker:
+        with contextlib.suppress(OSError), line(broker.port, "publisher", clean_start=False) as publisher:
+            os.kill(broker.pid, signal.SIGUSR1)
+            broker.says("armed")
+            for packet in packets:
+                publisher.send(packet)
+            publisher.recv()
+        assert broker.ended() == -signal.SIGKILL
+        broker.start()
+        with line(broker.port, "publisher", clean_start=False) as publisher:
+            for packet in packets:
+                publisher.send(bytes([packet[0] | 8]) + packet[1:])
+            for n in range(1, 6):
+                pubrec = publisher.recv()
+                assert (pubrec.type, pubrec.packet_id) == (wire.PUBREC, n)
+                assert (pubrec.reason_code or 0) < 0x80
+        broker.stop()
+        assert set(logged_times(tmp_path / "log")) == {b"%d" % n for n in range(1, 6)}
+    assert not broker.complaints, broker.complaints

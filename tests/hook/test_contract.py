@@ -90,7 +90,7 @@ OF_THE_STORE = ("on_store_failed", "on_store_recovered")
 OF_A_MESSAGE = ("on_accepted", "on_taken_back")
 TOLD_AT_ONCE = (
     *("on_taken", "on_delivered", "on_acknowledged", "on_connack", "on_session"),
-    *("on_subscribed", "on_unsubscribed", "sys_values", "on_taken_run"),
+    *("on_subscribed", "on_unsubscribed", "sys_values", "still_held", "on_taken_run"),
 )
 NEVER_WAITS = ("on_publish_deliver", "can_read", "on_dropped", *OF_A_MESSAGE, *OF_THE_STORE, *TOLD_AT_ONCE)
 
@@ -235,7 +235,7 @@ async def test_08__a_coroutine_has_its_time(caplog: pytest.LogCaptureFixture) ->
     assert "failed in on_publish" in caplog.text
 
 
-@pytest.mark.parametrize("event", [e for e in EVENTS if e not in (*OF_THE_STORE, "sys_values")])
+@pytest.mark.parametrize("event", [e for e in EVENTS if e not in (*OF_THE_STORE, "sys_values", "still_held")])
 @pytest.mark.parametrize("failure", [boom, hangs])
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
 def test_09__a_hook_that_fails_touches_nobody_else(
@@ -1580,6 +1580,48 @@ async def test_55__runs_of_the_fast_lane_in_order_with_the_rest(holds: bool) -> 
     assert [payload for _, payload in flat] == [b"names it", *(b"%d" % n for n in range(7))]
     assert runs[:3] == [("t", b"0"), ("u", b"1"), ("t", b"2")]
     assert (("t", b"3") in runs) is not holds
+
+
+@run_async
+async def test_56__still_held_is_asked_before_a_copy_is_acknowledged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kept: Any = None
+
+    def copy(client: Any, message: Message) -> None:
+        raise AcknowledgeOnly("a copy")
+
+    keeps = hook(on_accepted=copy, still_held=lambda: kept)
+    async with memory_broker(hooks=[hook(still_held=boom), keeps]) as broker:
+        peer = Peer(broker)
+        await peer.connect("c")
+        assert await peer.publish("t", qos=1) == 0
+        assert "failed in still_held" in caplog.text
+        kept = asyncio.get_running_loop().create_future()
+        peer.send(Publish("t", b"", 1, packet_id=2))
+        await peer.expect_nothing()
+        kept.set_result(None)
+        assert (await peer.expect(Puback)).reason_code == 0
+        kept = asyncio.get_running_loop().create_future()
+        kept.set_exception(QuotaExceeded("no"))
+        assert await peer.publish("t", qos=1) == ReasonCode.QUOTA_EXCEEDED
+        kept = 5
+        assert await peer.publish("t", qos=1) == 0
+        assert "still_held" in caplog.records[-1].getMessage()
+
+
+@run_async
+async def test_56__still_held_is_asked_before_the_store_speaks_of_a_message(tmp_path: Path) -> None:
+    kept = asyncio.get_running_loop().create_future()
+    path = tmp_path / "broker.db"
+    keeping: dict[str, Any] = {"clean_start": False, "properties": {"session_expiry_interval": 60}}
+    async with memory_broker(hooks=[hook(still_held=lambda: kept)], store=path) as broker:
+        peer = Peer(broker)
+        await peer.connect("c", **keeping)
+        peer.send(Publish("t", b"", 2, packet_id=1))
+        await peer.expect_nothing()
+        kept.set_result(None)
+        assert (await peer.expect(Pubrec)).packet_id == 1
 
 
 def test_log_names_hook_and_event(caplog: pytest.LogCaptureFixture) -> None:

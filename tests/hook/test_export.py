@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import base64
 import errno
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from broker import Broker, ConfigError, HookBase, MessageLog, QuotaExceeded, ReasonCode, Version
+from broker import Broker, ConfigError, Dedup, HookBase, MessageLog, QuotaExceeded, ReasonCode, Version
 from broker.config import load
+from broker.hook import export
 from broker.hook.log import recorder as recorders
 from broker.hook.log.line import MessageRecord
 from broker.hook.log.names import open_folder
+from broker.hook.log.recover import lock
 from broker.packet.packets import (
     Connect,
     Disconnect,
@@ -35,6 +38,7 @@ from broker.packet.packets import (
     Unsubscribe,
     Will,
 )
+from broker.store import journal as journals
 from tests.durable import until
 from tests.hook.log.files import Trouble, offsets, read_log, trouble
 from tests.peer import Peer, memory_broker, run_async, settle
@@ -44,12 +48,12 @@ KEYS = ("t", "q", "r", "d")
 
 @asynccontextmanager
 async def logging_broker(
-    path: Path, *hooks: Any, **settings: Any
+    path: Path, *hooks: Any, store: Path | None = None, **settings: Any
 ) -> AsyncIterator[tuple[Broker, MessageLog]]:
     """A broker with a log that tries again at once; `disk` and so on are the log's."""
     made = MessageLog(path, **{"compress": False, "fsync_interval": 0.001} | settings)
     with mock.patch.object(recorders, "RETRY", 0.002), mock.patch.object(recorders, "LINGER", 0.001):
-        async with memory_broker(hooks=[*hooks, made]) as broker:
+        async with memory_broker(hooks=[*hooks, made], store=store) as broker:
             yield broker, made
 
 
@@ -154,6 +158,26 @@ async def test_filters_cuts_and_redaction(tmp_path: Path) -> None:
     assert [line["t"] for line in found] == ["in/a", "also/b", "in/a"]
     assert {(line["p"], line["ps"]) for line in found} == {(base64.b64encode(b"no **** ").decode(), 16)}
     assert offsets(tmp_path) == [0, 1, 2]
+
+
+@run_async
+async def test_a_redaction_that_gives_rubbish_refuses_its_message_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def redact(record: MessageRecord) -> Any:
+        rubbish = {"str": record._replace(payload="text"), "short": record[:3], "bool": True}  # type: ignore[arg-type]
+        return rubbish.get(record.topic_name, record)
+
+    async with logging_broker(tmp_path, redact=redact) as (broker, log):
+        peer = Peer(broker)
+        await peer.connect("c")
+        for topic_name in ("str", "short", "bool"):
+            assert await peer.publish(topic_name, b"x", qos=1) == ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+            assert "message_log failed in on_taken" in caplog.text
+            caplog.clear()
+        assert await peer.publish("t", b"x", qos=1) == 0x10
+        await until(lambda: log._messages.written == 1)
+    assert [line["t"] for line in messages(tmp_path)] == ["t"]
 
 
 def test_settings_are_checked(tmp_path: Path) -> None:
@@ -394,6 +418,80 @@ async def test_a_disk_that_takes_nothing_gives_no_acknowledgement(
     assert [line["t"] for line in messages(tmp_path)] == ["held", "qos 0", "again"]
     spoken = [line["st"] for line in events(tmp_path, "log") if "messages" in line.get("why", "messages")]
     assert spoken == ["opened", "degraded", "resumed"]
+
+
+@run_async
+async def test_a_copy_is_acknowledged_when_the_disk_is_well_again(tmp_path: Path) -> None:
+    """Nobody else has to publish for that."""
+    disk = trouble()
+    async with logging_broker(tmp_path, Dedup(), disk=disk, fsync="ack") as (broker, log):
+        producer = Peer(broker)
+        await producer.connect("c")
+
+        async def publish(n: int) -> int:
+            claim = {"user_property": [("producer", f"q/0:1:{n}")]}
+            return await producer.publish("t", b"%d" % n, qos=1, properties=claim)
+
+        assert await publish(0) == 0x10
+        disk.write_error = errno.ENOSPC
+        assert await publish(1) == ReasonCode.QUOTA_EXCEEDED
+        assert await publish(0) == ReasonCode.QUOTA_EXCEEDED, "what is said of it may not be true"
+        disk.write_error = 0
+        await until(lambda: log.failure is None)
+        assert await publish(0) == 0
+        assert await publish(1) == 0x10
+    assert [base64.b64decode(line["p"]) for line in messages(tmp_path)] == [b"0", b"1", b"1"]
+
+
+@run_async
+async def test_a_mark_is_not_stored_before_its_message_is_in_the_log(tmp_path: Path) -> None:
+    """Whoever sent it may be gone when the disk refuses it."""
+    disk = trouble()
+    store = tmp_path / "broker.db"
+    with mock.patch.object(journals, "RETRY", 0.005):
+        async with logging_broker(tmp_path / "log", Dedup(), store=store, disk=disk, fsync="ack") as (
+            broker,
+            log,
+        ):
+            producer = Peer(broker)
+            await producer.connect("c")
+            disk.held.clear()
+            claim = {"user_property": [("producer", "q/0:1:0")]}
+            producer.send(Publish("t", b"", 1, packet_id=1, properties=claim))
+            await until(lambda: log._messages.next == 1)
+            producer.drop()
+            await settle(broker, "c")
+            disk.write_error = errno.ENOSPC
+            disk.held.set()
+            await until(lambda: broker._core.journal.failures > 2)
+            assert notes_in(store) == []
+            disk.write_error = 0
+            await until(lambda: broker._core.journal.failure is None)
+            await until(lambda: len(notes_in(store)) == 1)
+            assert log.synced[1] == 0
+
+
+def notes_in(store: Path) -> list[Any]:
+    with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as file:
+        return file.execute("SELECT * FROM note").fetchall()
+
+
+@run_async
+async def test_a_disk_that_hangs_keeps_the_folder_from_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = trouble()
+    with mock.patch.object(export, "STOP", 0.02):
+        async with logging_broker(tmp_path, disk=disk) as (broker, log):
+            disk.held.clear()
+            peer = Peer(broker)
+            await peer.connect("c")
+            assert await peer.publish("t", qos=1) == 0x10
+    assert "what waits is lost" in caplog.text
+    with pytest.raises(ConfigError, match="another broker writes it"):
+        lock(tmp_path, "broker")
+    disk.held.set()
+    assert log._messages.join(10) and log._events.join(10)
 
 
 # ---- a queue that is full

@@ -12,8 +12,8 @@ from unittest import mock
 from broker.errors import StoreError
 from broker.packet.message import Message
 from broker.store import journal as journals
-from broker.store.base import Batch, Fsync, Row, StoreClock, Table
-from broker.store.journal import Journal, levels_of
+from broker.store.base import Batch, Fsync, Row, StoreClock, Table, levels_of
+from broker.store.journal import Journal
 from tests.peer import Clock
 
 Rows = dict[Table, dict[int, Row]]

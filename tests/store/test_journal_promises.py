@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from broker.errors import BrokerError, ReasonCode, StoreUnavailable
+from broker.errors import BrokerError, QuotaExceeded, ReasonCode, StoreUnavailable
 from broker.packet.message import Message
-from broker.store.base import Fsync, StoreClock, Table
-from broker.store.journal import NOTE, Journal, levels_of
+from broker.store.base import Fsync, StoreClock, Table, levels_of
+from broker.store.journal import NOTE, Journal
 from tests.peer import Clock, run_async
 from tests.store.make import Bench, hold, with_bench
 
@@ -96,7 +96,7 @@ def test_the_lowest_level_of_all(fsync: str, fsync_for: tuple[str, ...], lowest:
 
 
 def test_the_levels_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.store.journal.REMEMBERED", 10)
+    monkeypatch.setattr("broker.store.base.REMEMBERED", 10)
     levels = levels_of("always", ("a/+=never",))
     for number in range(100):
         assert levels.of(f"a/{number}") is Fsync.NEVER
@@ -368,6 +368,87 @@ async def test_after_the_stop_nobody_waits_in_vain(bench: Bench) -> None:
     bench.put(1)
     with pytest.raises(BrokerError):
         await bench.journal.settle(bench.journal.promise(-1))
+
+
+# ---- what hooks keep elsewhere
+
+
+class Keeper:
+    """Hooks that keep what they were told of when a test says so."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.until: asyncio.Future[None] | None = None
+        self.asked = 0
+        bench.journal.still_held = self.still_held
+
+    def still_held(self) -> asyncio.Future[None] | None:
+        self.asked += 1
+        return self.until
+
+    def hold(self) -> asyncio.Future[None]:
+        self.until = asyncio.get_running_loop().create_future()
+        return self.until
+
+
+@pytest.mark.parametrize("table", list(Table))
+@with_bench()
+async def test_what_lets_a_copy_be_acknowledged_waits_for_hooks(bench: Bench, table: Table) -> None:
+    keeper = Keeper(bench)
+    until = keeper.hold()
+    bench.put(1, table=table)
+    await bench.turn()
+    if table not in (Table.NOTE, Table.HELD):
+        assert bench.writer.batch is not None and not keeper.asked
+        return
+    assert bench.writer.batch is None
+    bench.put(2, table=table)  # is of the next batch, and waits for what comes later
+    later = keeper.hold()
+    until.set_result(None)
+    await bench.commit()
+    assert bench.stored(table) == {1: "x"}
+    await bench.turn()
+    assert bench.writer.batch is None
+    later.set_result(None)
+    await bench.commit()
+    assert bench.stored(table) == {1: "x", 2: "x"}
+
+
+@with_bench()
+async def test_what_hooks_cannot_keep_is_not_committed_until_they_can(bench: Bench) -> None:
+    keeper = Keeper(bench)
+    until = keeper.hold()
+    bench.put(1, table=Table.NOTE)
+    waiter = bench.wait("a", bench.journal.number)
+    await bench.turn()
+    until.set_exception(QuotaExceeded("no room"))
+    await bench.turn()
+    assert bench.told == [("a", "refused")] and waiter.failure.reason == ReasonCode.QUOTA_EXCEEDED
+    assert bench.journal.failure is not None and "no room" in str(bench.journal.failure)
+    assert bench.writer.batch is None, "nor is it at the next try"
+    keeper.until = None
+    bench.journal._hand_over()  # its time has come
+    await bench.commit()
+    assert bench.stored(Table.NOTE) == {1: "x"} and bench.journal.failure is None
+
+
+@pytest.mark.parametrize("well", [True, False])
+@with_bench(at_once=True)
+async def test_stop_waits_for_hooks_as_well(bench: Bench, well: bool) -> None:
+    keeper = Keeper(bench)
+    until = keeper.hold()
+    bench.put(1, table=Table.NOTE)
+    await bench.turn()
+    bench.put(2)
+    stop = asyncio.ensure_future(bench.journal.stop())
+    await bench.turn()
+    assert not stop.done()
+    if well:
+        until.set_result(None)
+    else:
+        until.set_exception(QuotaExceeded("no room"))
+    await stop
+    assert (bench.stored(Table.NOTE), bench.stored()) == (({1: "x"}, {2: "x"}) if well else ({}, {}))
+    assert bench.store.closed == 1 and (bench.journal.failure is None) is well
 
 
 # ---- no store

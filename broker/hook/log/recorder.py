@@ -172,6 +172,21 @@ class Recorder:
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
+    def figures(self) -> dict[str, int]:
+        """What `$SYS` says of it."""
+        return {
+            "appended": self.next,
+            "written": self.written,
+            "synced": self.synced,
+            "dropped": self.dropped,
+            "queued": self.waiting,
+            "queued bytes": self.waiting_bytes,
+            "bytes": self.bytes,
+            "segments": self.segments,
+            "sync microseconds": int(self.sync_seconds * 1_000_000),
+            "sync failures": self.sync_failures,
+        }
+
     # ---- the thread's
 
     def _run(self) -> None:
