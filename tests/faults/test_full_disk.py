@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -263,29 +264,61 @@ def test_a_sync_that_hangs_holds_acknowledgements_and_nothing_else(scene: Troubl
     assert [sender.recv(WAIT).name for _ in range(2)] == ["PUBACK", "PUBREC"]
 
 
-# ---- a disk that is really full
+# ---- a disk that others fill
+
+ROOM = 1 << 20  # bytes
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB, where this machine lets us make one."""
-    place = tmp_path / "small"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
-    if subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("no file system can be mounted here; the shim shows the same")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+class Mounted:
+    """A file system of its own, with ROOM."""
 
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        command = ["mount", "-t", "tmpfs", "-o", f"size={ROOM}", "tmpfs", str(place)]
+        subprocess.run(command, check=True, capture_output=True)
 
-def test_a_file_system_without_room(small: Path) -> None:
-    with Disk(small) as disk, closing(Trouble(disk)) as scene:
-        scene.session("holder", "t/#")
-        sender = scene.sender("t/1")
-        ballast = small / "ballast"
+    def fill(self, disk: Disk, ballast: Path) -> None:
+        """*ballast* takes all the room that is left."""
         with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
             while True:
                 file.write(bytes(4096))
+
+    def close(self) -> None:
+        subprocess.run(["umount", "--lazy", str(self.place)], check=True)
+
+
+class Counted:
+    """A folder of which the shim says that it has ROOM."""
+
+    def __init__(self, place: Path) -> None:
+        pass
+
+    def fill(self, disk: Disk, ballast: Path) -> None:
+        disk.quota = ROOM
+        ballast.write_bytes(bytes(ROOM - disk.used()))
+
+    def close(self) -> None:
+        pass
+
+
+def can_mount() -> bool:
+    try:
+        with tempfile.TemporaryDirectory() as place:
+            Mounted(Path(place)).close()
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("kind", [Counted, Mounted] if can_mount() else [Counted])
+def test_a_file_system_that_others_fill(kind: type[Mounted] | type[Counted], tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    ballast = small / "ballast"
+    with closing(kind(small)) as room, Disk(small) as disk, closing(Trouble(disk)) as scene:
+        scene.session("holder", "t/#")
+        sender = scene.sender("t/1")
+        room.fill(disk, ballast)
         sender.until(0x97)
         ballast.unlink()
         sender.until(0, within=BACK)
