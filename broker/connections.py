@@ -192,8 +192,8 @@ async def _gone(waits: Awaitable[None]) -> bool:
 
 
 def _host(peer: Peer) -> str:
-    """Its address without the port; empty for other than TCP."""
-    return peer.address.rpartition(":")[0]
+    """Its address without the port; empty for other than TCP, where all have the same one."""
+    return "" if peer.transport == "unix" else peer.address.rpartition(":")[0]
 
 
 def client_terms(

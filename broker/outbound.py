@@ -196,7 +196,7 @@ class Outbound:
             self.gate = deque()
         self.gate.append((batch, data, about, count))
         self._count_gated(len(data))
-        if batch >= 0:
+        if batch > 0:
             self._terms.journal.wait(self)
         elif len(self.gate) == 1:
             self._open_gate(self._terms.journal.done)

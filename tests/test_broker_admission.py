@@ -83,6 +83,11 @@ async def test_maximum_connections_per_address() -> None:
         assert not late.aborted
         for _ in range(5):
             assert Peer(broker), "connections in memory have no address"
+        for _ in range(5):
+            wire = Wire()
+            wire.peer = Address("unix:/run/mqtt.sock", "unix", local=True)
+            broker._connections.accept(wire)
+            assert not wire.aborted, "nor have Unix sockets, where all have that of the listener"
 
 
 @run_async

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from broker.config import Limits
+from broker.errors import QuotaExceeded
 from broker.hook.stats import Stats
-from broker.outbound import FEED, GATED, Outbound, WriteTerms
+from broker.outbound import FEED, GATED, Held, Outbound, WriteTerms
 from broker.store.budget import ByteBudget
 from broker.store.journal import RETRY
 from tests.peer import run_async
@@ -185,6 +186,96 @@ async def test_close_lets_a_peer_go_that_waits_at_the_gate() -> None:
         assert waiting.done() and bench.budget.used == 0
         await bench.commit()
         assert await bench.sent() == b"" and not bench.journal._waiting
+
+
+# ---- what a hook holds
+
+
+@run_async
+async def test_what_is_held_keeps_its_place_and_what_waits_for_nothing_is_not_the_journals() -> None:
+    async with running() as bench:
+        until = asyncio.get_running_loop().create_future()
+        bench.after(-1, PUBACK % 1, about=Held(until, None))
+        bench.after(0, PUBCOMP % 2)
+        bench.outbound.put(QOS_0 % 3)
+        assert await bench.sent() == QOS_0 % 3
+        assert not bench.journal._waiting, "without a store it would keep the connection for ever"
+        bench.after(bench.change(), PUBACK % 4)
+        bench.after(-1, PUBREC % 5, about=Held(until, None))
+        until.set_result(None)
+        assert await bench.sent() == PUBACK % 1 + PUBCOMP % 2
+        await bench.commit()
+        assert await bench.sent() == PUBACK % 4 + PUBREC % 5
+        assert bench.budget.used == 0 and not bench.outbound.gate and not bench.journal._waiting
+
+
+@pytest.mark.parametrize("held_first", [True, False])
+@run_async
+async def test_what_is_stored_and_held_waits_for_both(held_first: bool) -> None:
+    async with running() as bench:
+        until = asyncio.get_running_loop().create_future()
+        bench.after(bench.change(), PUBACK % 1, about=Held(until, None))
+        for held in (held_first, not held_first):
+            assert await bench.sent() == b""
+            if held:
+                until.set_result(None)
+            else:
+                await bench.commit()
+        assert await bench.sent() == PUBACK % 1
+
+
+@pytest.mark.parametrize("error", [QuotaExceeded("full"), OSError("gone"), None])
+@run_async
+async def test_what_is_held_in_vain_is_refused_in_its_place(error: Exception | None) -> None:
+    async with running() as bench:
+        until = asyncio.get_running_loop().create_future()
+        bench.after(-1, PUBACK % 1, about=Held(until, "one"))
+        bench.after(0, PUBACK % 2)
+        bench.after(-1, PUBREC % 3, about=Held(until, None))
+        if error is None:
+            until.cancel()
+        else:
+            until.set_exception(error)
+        assert await bench.sent() == pack((b"!\x40%d", 1), (PUBACK, 2), (b"!\x50%d", 3))
+        assert bench.refusals == [(PUBACK % 1, "one"), (PUBREC % 3, None)]
+        assert bench.budget.used == 0 and not bench.outbound.gate
+
+
+@run_async
+async def test_a_store_that_fails_refuses_what_is_held_no_more_than_once() -> None:
+    async with running() as bench:
+        until = asyncio.get_running_loop().create_future()
+        bench.after(-1, PUBACK % 1, about=Held(until, "held alone"))
+        bench.after(bench.change(), PUBACK % 2, about=Held(until, "held and stored"))
+        await bench.fails()
+        assert bench.refusals == [(PUBACK % 2, "held and stored")]
+        assert await bench.sent() == b"", "what comes before is held still"
+        until.set_exception(QuotaExceeded("full"))
+        assert await bench.sent() == pack((b"!\x40%d", 1), (b"!\x40%d", 2))
+        assert bench.refusals[1:] == [(PUBACK % 1, "held alone")]
+        await bench.quiet()
+
+
+@pytest.mark.parametrize("how", ["closed", "refused"])
+@run_async
+async def test_a_hook_that_never_answers_stops_the_reading_until_the_end(how: str) -> None:
+    async with running(ends=True) as bench:
+        until = asyncio.get_running_loop().create_future()
+        for _ in range(GATED + 1):
+            bench.after(-1, PUBACK % 1, about=Held(until, None))
+        waiting = asyncio.create_task(bench.outbound.until_taken())
+        await turns()
+        assert bench.outbound.swamped and not waiting.done()
+        if how == "closed":
+            bench.outbound.close()
+        else:
+            until.set_exception(QuotaExceeded("full"))
+        assert await bench.sent() == b"" and waiting.done() and bench.budget.used == 0
+        if how == "closed":
+            until.set_result(None)
+            assert await bench.sent() == b"" and bench.refusals == []
+        else:
+            assert len(bench.refusals) == 1, "the first one ends the connection"
 
 
 # ---- a commit fails

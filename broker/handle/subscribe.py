@@ -397,8 +397,9 @@ async def handle_unsubscribe(core: Core, client: Client, packet: Unsubscribe) ->
                 raise  # its UNSUBACK could not tell
             refused = refused or refusal
             codes.append(_code(refusal, UNSUBACK_FAILURES))
-    for topic_filter, code in zip(packet.topic_filters, codes, strict=True):
-        core.hooks.on_unsubscribed(client.info, topic_filter, code)
+    if core.hooks.look:
+        for topic_filter, code in zip(packet.topic_filters, codes, strict=True):
+            core.hooks.on_unsubscribed(client.info, topic_filter, code)
     properties = client.explain(refused) if refused else NO_PROPERTIES
     if session.state is not None:  # others may have changed something while hooks waited
         client.outbound.cork(core.journal.promise(before))

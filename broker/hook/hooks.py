@@ -11,7 +11,7 @@ from itertools import chain
 from types import CoroutineType
 from typing import Any, TypeVar
 
-from broker.errors import BadAuthenticationMethod, MqttError, StoreError
+from broker.errors import AcknowledgeOnly, BadAuthenticationMethod, MqttError, StoreError
 from broker.hook.base import EVENTS, AuthStep, BrokerApi, ClientInfo, Hold, HookBase, Origin, SessionState
 from broker.hook.sound import (
     Method,
@@ -96,6 +96,12 @@ class Hooks:
         self._on_publish = lists["on_publish"]
         self._on_message = lists["on_publish"] + lists["on_publish_received"]
         self._on_accepted = lists["on_accepted"]
+        # For each of them, what the hooks before it are told of its refusal.
+        self._taken_back_before = tuple(
+            overriders(self._hooks[:at], "on_taken_back")
+            for at, hook in enumerate(self._hooks)
+            if "on_accepted" in hook.provides
+        )
         self._on_taken_back = lists["on_taken_back"]
         self._on_publish_deliver = lists["on_publish_deliver"]
         self._can_read = lists["can_read"]
@@ -207,12 +213,16 @@ class Hooks:
             await self._decide(method, client, message)
 
     def on_accepted(self, client: ClientInfo, message: Message) -> None:
-        for method in self._on_accepted:
+        """Those that were told before the one that refuses are told of that."""
+        for method, before in zip(self._on_accepted, self._taken_back_before, strict=True):
             try:
                 _call_now(method, client, message)
-            except MqttError:
+            except AcknowledgeOnly:
                 raise
             except (Exception, asyncio.CancelledError) as error:
+                _tell_now(before, client, message)
+                if isinstance(error, MqttError):
+                    raise
                 raise refusal_of(method) from error
 
     async def on_unsubscribe(self, client: ClientInfo, topic_filter: str) -> None:

@@ -873,6 +873,33 @@ async def test_43__what_store_retained_refuses_is_taken_back() -> None:
     assert taken_back == [b"1"]
 
 
+@pytest.mark.parametrize(("failure", "code"), [(refusing(QuotaExceeded("full")), 0x97), (boom, 0x83)])
+@run_async
+async def test_43__what_a_hook_behind_it_refuses_is_taken_back(failure: Any, code: int) -> None:
+    """But not for those that were not told, or that an AcknowledgeOnly follows."""
+    taken_back: list[str] = []
+
+    def told(name: str, accept: Any = lambda *args: None) -> HookBase:
+        def note(client: Any, message: Message) -> None:
+            taken_back.append(name)
+
+        return hook(on_accepted=accept, on_taken_back=note)
+
+    def decide(client: Any, message: Message) -> None:
+        if message.payload == b"copy":
+            raise AcknowledgeOnly
+        failure()
+
+    hooks = [told("first"), told("second"), told("refuses", decide), told("behind")]
+    async with memory_broker(hooks=hooks) as broker:
+        peer = Peer(broker)
+        await peer.connect("c")
+        assert await peer.publish("t", b"x", qos=1) == code
+        assert taken_back == ["first", "second"]
+        assert await peer.publish("t", b"copy", qos=1) == 0
+        assert taken_back == ["first", "second"]
+
+
 @run_async
 async def test_44__notes_are_committed_with_the_message(tmp_path: Path) -> None:
     """Nobody reads it, and yet its acknowledgement waits for the note."""
