@@ -124,7 +124,10 @@ class Hooks:
         self._sys_values = lists["sys_values"]
         self._last_held: asyncio.Future[None] | None = None  # what the last acknowledgement waits for
         self._still_held = lists["still_held"]
-        # What the hot paths ask before they call anything.
+        self._count(lists)
+
+    def _count(self, lists: dict[str, tuple[Method, ...]]) -> None:
+        """What the hot paths ask before they call anything."""
         self.need_task = any(inspect.iscoroutinefunction(each.call) for each in chain(*lists.values()))
         self.hears_ends = bool(self._on_session_ended)
         self.greets = bool(self._on_session_created or self._on_session_resumed or self._on_connected)
