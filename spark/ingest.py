@@ -14,7 +14,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StructType
 
-from spark.log.consumers import tell
+from spark.log.consumers import tell, write_whole
 from spark.log.listing import VERSION, Log, LogUnreadable
-from spark.log.plan import of_offset
+from spark.log.plan import as_offset, of_offset
 from spark.schema import (
     BINARY,
     DATA_LOSS,
@@ -162,10 +162,8 @@ class Job:
         """All that can be refused before a JVM starts. Raises Refused."""
         self._belongs()
         if self.chosen.source == "mqttlog":
-            from spark.source import MqttLog
-
             try:
-                self.first = MqttLog(self.options()).streamReader(StructType()).initialOffset()
+                self._begin()
             except ValueError as error:
                 raise Refused(str(error)) from error
             except (LogUnreadable, OSError) as error:
@@ -173,38 +171,57 @@ class Job:
 
     def _belongs(self) -> None:
         """Checkpoint and table must belong together."""
-        if self.checkpoint.exists():
-            query, newest = self.checkpoint.query, self.checkpoint.newest()
-            last = self.bronze.last(query)
-            if last is not None and (newest is None or last > newest):
-                raise Refused(
-                    f"{self.checkpoint.path} is older than the table: it planned batch {newest}, the table "
-                    f"has batch {last}. Remove the checkpoint and give --resume-from-table"
-                )
+        newest, done = self.checkpoint.newest(), self.checkpoint.done()
+        last = self.bronze.last(self.checkpoint.query)
+        way_out = "Remove the checkpoint and give --resume-from-table"
+        if last is not None and (newest is None or last > newest):
+            raise Refused(
+                f"{self.checkpoint.path} is older than the table: it planned batch {newest}, the table "
+                f"has batch {last}. {way_out}"
+            )
+        if done is not None and (last is None or last < done):
+            raise Refused(
+                f"{self.bronze.path} is older than {self.checkpoint.path}: batch {done} is done there, "
+                f"and the table has {'no batch of it' if last is None else f'batch {last}'}. {way_out}"
+            )
+        if newest is not None:
             return
-        if not self.bronze.exists():
-            return
-        if not self.chosen.resume_from_table:
+        if self.bronze.exists() and not self.chosen.resume_from_table:
             raise Refused(
                 f"{self.bronze.path} has rows, but {self.checkpoint.path} is new: all would be read again. "
                 "--resume-from-table goes on where the table ends; or choose a new --out"
             )
-        if self.chosen.source == "files":
+        if self.bronze.exists() and self.chosen.source == "files":
             raise Refused("--source files keeps no offsets: it cannot resume from a table")
         self._resume()
 
     def _resume(self) -> None:
+        """After the last batch that the table has; what was written of a later one goes."""
         done = self.bronze.done()
-        for table in (self.bronze, self.lines, self.gaps):
-            table.tidy(done)
         reached: dict[str, tuple[int, int]] = {}
         for kept in self.bronze.progress():
             for node, at in of_offset(kept["end"]).items():
                 reached[node] = max(at, reached.get(node, at))
+        self.bronze.tidy(done)
+        for table in (self.lines, self.gaps):
+            table.tidy(done, beyond(self.kind, reached))
         if reached:
-            self.beginning = json.dumps(
-                {node: {"e": epoch, "o": at} for node, (epoch, at) in reached.items()}
-            )
+            self.beginning = json.dumps(as_offset(reached))
+
+    def _begin(self) -> None:
+        """Where the first batch begins, kept in the checkpoint: Spark asks again if that batch is done again."""
+        from spark.source import MqttLog
+
+        reader = MqttLog(self.options()).streamReader(StructType())
+        kept = self.checkpoint.path / "first.json"
+        if self.checkpoint.exists() and kept.is_file():
+            self.first = json.loads(kept.read_text())
+        else:
+            self.first = reader.initialOffset()
+            write_whole(kept, json.dumps(self.first))
+        self.beginning = json.dumps(self.first)
+        if self.consumer and not self.checkpoint.exists():
+            tell(self.chosen.log, self.consumer, self.kind, of_offset(self.first))
 
     def start(self, session: SparkSession, ending: Ending) -> StreamingQuery:
         self.ending = ending
@@ -292,12 +309,19 @@ class Job:
 
     def tell(self) -> None:
         """The source tells of a batch when the next one is planned: the last one is ours to tell."""
-        newest = self.checkpoint.newest()
-        if self.consumer and newest is not None:
-            done = newest if self.checkpoint.is_done(newest) else newest - 1
-            end = self.checkpoint.end(done)
-            if end is not None:
-                tell(self.chosen.log, self.consumer, self.kind, of_offset(end))
+        done = self.checkpoint.done()
+        if self.consumer and done is not None and (end := self.checkpoint.end(done)) is not None:
+            tell(self.chosen.log, self.consumer, self.kind, of_offset(end))
+
+
+def beyond(kind: str, reached: Mapping[str, tuple[int, int]]) -> str:
+    """SQL: the rows of *kind* in quarantine or log_gaps of what comes after the places *reached*."""
+    after = [
+        f"node = '{node}' AND (epoch > {epoch} OR epoch = {epoch} AND \"offset\" >= {offset})"
+        for node, (epoch, offset) in reached.items()
+    ]
+    after += [" AND ".join(["true", *(f"node <> '{node}'" for node in reached)])]
+    return f"kind = '{kind}' AND (({') OR ('.join(after)}))"
 
 
 def names(columns: Iterable[Column]) -> list[str]:

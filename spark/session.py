@@ -206,21 +206,26 @@ class Checkpoint:
         self.path = path
 
     def exists(self) -> bool:
-        return (self.path / "metadata").is_file()
+        """Whether a batch was ever planned. Spark writes `metadata` before: a job may be killed there."""
+        return self.newest() is not None
 
     @property
     def query(self) -> str:
-        """The query's id: the same as long as the checkpoint is."""
-        return str(json.loads((self.path / "metadata").read_text())["id"])
+        """The query's id: the same as long as the checkpoint is; empty before Spark made it."""
+        file = self.path / "metadata"
+        return str(json.loads(file.read_text())["id"]) if file.is_file() else ""
 
     def newest(self) -> int | None:
         """The newest batch that was planned."""
-        return max(
-            (int(path.name) for path in self.path.glob("offsets/*") if path.name.isdecimal()), default=None
-        )
+        return self._newest("offsets")
 
-    def is_done(self, number: int) -> bool:
-        return (self.path / "commits" / str(number)).is_file()
+    def done(self) -> int | None:
+        """The newest batch that is done."""
+        return self._newest("commits")
+
+    def _newest(self, folder: str) -> int | None:
+        found = self.path.glob(f"{folder}/*")
+        return max((int(path.name) for path in found if path.name.isdecimal()), default=None)
 
     def planned_at(self, number: int) -> dt.datetime:
         """When batch *number* was planned; the same if it is done again."""

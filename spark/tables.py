@@ -175,8 +175,11 @@ class Table(ABC):
         """Of each query that wrote here, by the first 8 of its id, the last batch done; -1: none."""
 
     @abstractmethod
-    def tidy(self, done: Mapping[str, int]) -> None:
-        """Removes what queries left that will not go on: batches behind what *done* says."""
+    def tidy(self, done: Mapping[str, int], beyond: str = "false") -> None:
+        """Removes what queries left that will not go on: batches behind what *done* says.
+
+        *beyond* is true, in SQL, for the rows of such batches: for a layout that does not tell them by names.
+        """
 
     def is_done(self, batch: Batch) -> bool:
         last = self.last(batch.query)
@@ -215,9 +218,11 @@ class ParquetTable(Table):
         (self._progress / f"{batch.query[:8]}-{batch.number - KEPT}.json").unlink(missing_ok=True)
 
     def progress(self) -> Iterator[dict[str, Any]]:
-        files = self._progress.glob("*.json")
-        for path in sorted(files, key=lambda path: (path.stat().st_mtime_ns, int(path.stem[9:]))):
-            yield json.loads(path.read_text())
+        found = []
+        for path in self._progress.glob("*.json"):
+            with suppress(FileNotFoundError):  # a job that is at work keeps the newest only
+                found.append((path.stat().st_mtime_ns, int(path.stem[9:]), path.read_text()))
+        yield from (json.loads(text) for _, _, text in sorted(found))
 
     def read(self, session: SparkSession, columns: Iterable[Column]) -> DataFrame:
         schema = f"{ddl(columns)}, batch string"
@@ -237,7 +242,7 @@ class ParquetTable(Table):
         last = {query: self.last(query) for query in queries}
         return {query: -1 if batch is None else batch for query, batch in last.items()}
 
-    def tidy(self, done: Mapping[str, int]) -> None:
+    def tidy(self, done: Mapping[str, int], beyond: str = "false") -> None:
         for folder in list(self.folders()):
             found = BATCH_FOLDER.fullmatch(folder.name)
             if found and found[1] in done and int(found[2]) > done[found[1]]:
@@ -257,7 +262,7 @@ class DeltaLakeTable(Table):
         self._opened: DeltaTable | None = None
 
     def exists(self) -> bool:
-        return (self.path / "_delta_log").is_dir()
+        return any((self.path / "_delta_log").glob("*.json"))
 
     def table(self) -> DeltaTable | None:
         """As it is now; None before the first commit."""
@@ -327,9 +332,11 @@ class DeltaLakeTable(Table):
         kept = list(self.progress())
         return {each["query"][:8]: self.last(each["query"]) or 0 for each in kept}
 
-    def tidy(self, done: Mapping[str, int]) -> None:
-        """Staged files that no commit took go by `vacuum`, once they are older than a week."""
+    def tidy(self, done: Mapping[str, int], beyond: str = "false") -> None:
+        """Files that no commit took, and those that compaction replaced, go once they are older than a week."""
         if table := self.table():
+            if beyond != "false":
+                table.delete(beyond)
             table.vacuum(dry_run=False, full=True)
 
     def _added(self, file: Path) -> Any:

@@ -206,6 +206,88 @@ def test_a_checkpoint_older_than_the_table_is_refused(job: Ingest) -> None:
     assert job.run() == 2 and "is older than the table: it planned batch 0, the table has batch 1" in job.said
 
 
+def test_a_table_older_than_the_checkpoint_is_refused(job: Ingest) -> None:
+    closed(job.log, 0, 10)
+    assert job.run() == 0
+    shutil.copytree(job.out / "bronze", job.log.parent / "saved")
+    closed(job.log, 10, 10)
+    assert job.run() == 0
+    shutil.rmtree(job.out / "bronze")
+    assert job.run() == 2 and "batch 1 is done there, and the table has no batch of it" in job.said
+    (job.log.parent / "saved").rename(job.out / "bronze")
+    assert job.run() == 2 and "and the table has batch 0. Remove the checkpoint" in job.said
+    shutil.rmtree(job.out / "_checkpoints")
+    assert job.run("--resume-from-table") == 0 and offsets(job) == [*range(20)]
+
+
+def test_a_checkpoint_without_a_batch_is_new(job: Ingest) -> None:
+    """As a job leaves it that resumed from the table and was killed before Spark had planned anything."""
+    closed(job.log, 0, 10)
+    assert job.run() == 0
+    checkpoint = job.out / "_checkpoints" / "ingest-messages"
+    for left in ("offsets", "commits"):
+        shutil.rmtree(checkpoint / left)
+    assert job.run() == 2 and "is older than the table: it planned batch None" in job.said
+    (checkpoint / "metadata").write_text(json.dumps({"id": "0badcafe-0000-0000-0000-000000000000"}))
+    assert job.run() == 2 and "has rows, but" in job.said
+    closed(job.log, 10, 10)
+    assert job.run("--resume-from-table") == 0 and offsets(job) == [*range(20)]
+
+
+def failing(self: object, rows: object, number: int) -> None:
+    raise RuntimeError("as the test wants it")
+
+
+def test_a_first_batch_that_is_done_again_begins_where_it_did(job: Ingest, monkeypatch) -> None:
+    closed(job.log, 0, 10)
+    start = ingest.Job.start
+
+    def while_something_comes(self: ingest.Job, *about):
+        closed(job.log, 10, 10)
+        return start(self, *about)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ingest.Job, "start", while_something_comes)
+        patch.setattr(ingest.Job, "batch", failing)
+        assert job.run("--from", "latest", "--consumer", "lake") == 3
+    said = job.log / "v1" / "consumers" / "lake-messages.json"
+    assert json.loads(said.read_text())["offsets"] == at(10), "retention waits from the start"
+    closed(job.log, 20, 10)
+    assert job.run("--from", "latest") == 0
+    assert [line["start"] for line in job.batches] == [at(10), at(20)]
+    assert offsets(job) == [*range(10, 30)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("done", [0, 10])
+def test_quarantine_of_a_batch_that_was_killed_is_there_once(
+    job: Ingest, monkeypatch, layout: str, done: int
+) -> None:
+    """Killed between the two commits; then the checkpoint is lost."""
+    if done:
+        flip(closed(job.log, 0, done), 4)
+        assert job.run("--table", layout) == 0
+    flip(closed(job.log, done, 10), done + 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(open_table(job.out, "x", layout)), "commit", commit_but_bronze)
+        assert job.run("--table", layout) == 3
+    assert quarantine_lines(job.spark, job.out).count() == (2 if done else 1)
+    shutil.rmtree(job.out / "_checkpoints")
+    assert job.run("--table", layout, "--resume-from-table") == 0
+    bad = sorted(row.offset for row in quarantine_lines(job.spark, job.out).collect())
+    assert bad == ([4, 15] if done else [5])
+    assert sorted([*offsets(job), *bad]) == [*range(done + 10)]
+
+
+COMMITS = {layout: type(open_table(Path(), "x", layout)).commit for layout in LAYOUTS}
+
+
+def commit_but_bronze(self, *about) -> None:
+    if self.name.startswith("bronze"):
+        raise RuntimeError("as the test wants it")
+    COMMITS[self.layout](self, *about)
+
+
 def test_files_as_a_source(job: Ingest) -> None:
     place = closed(job.log, 0, 10)
     (place.parents[1] / "hour=01").mkdir()

@@ -10,7 +10,17 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark.schema import Column
 from spark.session import Refused
-from spark.tables import LAYOUTS, Batch, ParquetTable, Table, bronze, log_gaps, open_table, quarantine_lines
+from spark.tables import (
+    LAYOUTS,
+    Batch,
+    ParquetTable,
+    Staged,
+    Table,
+    bronze,
+    log_gaps,
+    open_table,
+    quarantine_lines,
+)
 
 COLUMNS = [Column("", "n", "bigint"), Column("", "date", "date"), Column("", "hour", "int")]
 QUERY = "12345678-aaaa-bbbb-cccc-000000000000"
@@ -84,6 +94,24 @@ def test_what_a_killed_batch_left_is_removed_before_another_query_begins(
     table.tidy({QUERY[:8]: 0})
     assert numbers(spark, table) == [*range(5), *range(5, 10)]
     table.tidy(table.done())
+    assert numbers(spark, table) == [*range(5)]
+
+
+def test_progress_that_goes_while_it_is_read_is_left_out(tmp_path: Path) -> None:
+    table = ParquetTable(tmp_path, "t")
+    for number in range(3):
+        table.commit(Staged(f"{QUERY[:8]}-{number}", ""), Batch(QUERY, number))
+    gone = tmp_path / "t" / "_progress" / f"{QUERY[:8]}-0.json"
+    gone.unlink()
+    gone.symlink_to(tmp_path / "nothing")
+    assert [each["batch"] for each in table.progress()] == [1, 2]
+
+
+def test_a_delta_table_that_was_begun_and_not_made(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "t" / "_delta_log").mkdir(parents=True)
+    table = open_table(tmp_path, "t", "delta")
+    assert table.last(QUERY) is None and not table.exists()
+    table.write(some(spark, 0, 5), Batch(QUERY, 0))
     assert numbers(spark, table) == [*range(5)]
 
 
