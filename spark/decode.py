@@ -112,7 +112,7 @@ def interval(text: str) -> float:
     """Seconds of `5 seconds`, as Spark writes it."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", text)
     if not found or found[2] not in SECONDS:
-        raise Refused(f"--trigger {text!r} is no interval: write \"5 seconds\" or \"1 minute\"")
+        raise Refused(f'--trigger {text!r} is no interval: write "5 seconds" or "1 minute"')
     return float(found[1]) * SECONDS[found[2]]
 
 

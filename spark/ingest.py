@@ -209,7 +209,7 @@ class Job:
             self.beginning = json.dumps(as_offset(reached))
 
     def _begin(self) -> None:
-        """Where the first batch begins, kept in the checkpoint: Spark asks again if that batch is done again."""
+        """Where the first batch begins, kept in the checkpoint: also if that batch is done again."""
         from spark.source import MqttLog
 
         reader = MqttLog(self.options()).streamReader(StructType())

@@ -36,7 +36,16 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
-from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    IntegralType,
+    MapType,
+    StringType,
+    StructType,
+)
 
 from spark.mqtt.line import Line, Window
 from spark.mqtt.options import Address, between, read_options
@@ -55,6 +64,16 @@ PROPERTIES = {
     "message_expiry": "message_expiry_interval",
 }
 SENT = ("topic", "payload", "qos", "retain", "user_properties", *PROPERTIES)
+# Of the columns that need not be there; user_properties are looked at by themselves.
+TYPES: Mapping[str, tuple[type[DataType], str]] = {
+    "qos": (IntegralType, "int"),
+    "retain": (BooleanType, "boolean"),
+    "content_type": (StringType, "string"),
+    "payload_format": (IntegralType, "int"),
+    "response_topic": (StringType, "string"),
+    "correlation_data": (BinaryType, "binary"),
+    "message_expiry": (IntegralType, "bigint"),
+}
 NOT_SENT = {column.name for column in (*PLACE, *MESSAGES, *ORIGIN)} | {"levels", "size", "ingested_at"}
 PRODUCER = "producer"
 
@@ -121,12 +140,24 @@ def check_columns(schema: StructType) -> None:
     if not isinstance(types["payload"], StringType | BinaryType):
         kind = types["payload"].simpleString()
         raise ValueError(f"payload is {kind}: make it binary or string, by cast or to_json")
-    if not isinstance(types.get("user_properties", MapType(StringType(), StringType())), MapType | ArrayType):
-        raise ValueError("user_properties are an array of structs of two strings, or a map")
+    for name, (wanted, text) in TYPES.items():
+        if name in types and not isinstance(types[name], wanted):
+            raise ValueError(f"{name} is {types[name].simpleString()}: make it {text}, by cast")
+    if not are_pairs(types.get("user_properties", MapType(StringType(), StringType()))):
+        raise ValueError("user_properties are an array of structs of two strings, or a map of them")
     unknown = types.keys() - {*SENT, *NOT_SENT}
     if unknown:
         names = ", ".join(sorted(unknown))
         raise ValueError(f"the mqtt sink knows no column {names}; it sends {', '.join(SENT)}")
+
+
+def are_pairs(found: DataType) -> bool:
+    """Whether it is a map of strings, or an array of structs of two of them."""
+    if isinstance(found, MapType):
+        return isinstance(found.keyType, StringType) and isinstance(found.valueType, StringType)
+    inside = found.elementType if isinstance(found, ArrayType) else None
+    fields = inside.fields if isinstance(inside, StructType) else []
+    return len(fields) == 2 and all(isinstance(each.dataType, StringType) for each in fields)
 
 
 @dataclass

@@ -34,8 +34,6 @@ SETTINGS: Mapping[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "1g",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
@@ -45,6 +43,8 @@ SETTINGS: Mapping[str, str] = {
     "spark.sql.sources.partitionOverwriteMode": "dynamic",
     "spark.sql.python.filterPushdown.enabled": "true",
 }
+# Where the executors are on this machine too. On a cluster they must find the driver by its name.
+LOCAL: Mapping[str, str] = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
 class Refused(Exception):
@@ -62,15 +62,24 @@ def build(app: str, master: str | None = None, conf: Mapping[str, str] | None = 
     """
     needs_java()
     prepare_workers()
-    chosen = {key: value for key, value in SETTINGS.items() if key not in defaults()} | dict(conf or {})
     builder = SparkSession.builder.appName(app)
-    if master or "spark.master" not in {*chosen, *defaults()}:
-        builder = builder.master(master or MASTER)
-    for key, value in chosen.items():
+    for key, value in settings(master, conf or {}).items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def settings(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
+    """What a session is made with, besides what stands in spark-defaults.conf."""
+    theirs = defaults()
+    where = master or conf.get("spark.master") or theirs.get("spark.master", MASTER)
+    ours = {**SETTINGS, **(LOCAL if where.startswith("local") else {})}
+    return (
+        {key: value for key, value in ours.items() if key not in theirs}
+        | dict(conf)
+        | {"spark.master": where}
+    )
 
 
 def needs_java() -> None:
@@ -92,10 +101,10 @@ def prepare_workers() -> None:
 
 
 def defaults() -> dict[str, str]:
-    """What the user's spark-defaults.conf says; nothing where SPARK_CONF_DIR is not set."""
-    folder = os.environ.get("SPARK_CONF_DIR")
-    file = Path(folder, "spark-defaults.conf") if folder else None
-    if file is None or not file.is_file():
+    """What the user's spark-defaults.conf says, where Spark looks for it."""
+    home, folder = os.environ.get("SPARK_HOME"), os.environ.get("SPARK_CONF_DIR")
+    file = Path(folder or Path(home or "", "conf"), "spark-defaults.conf")
+    if not (home or folder) or not file.is_file():
         return {}
     lines = (re.split(r"[\s=]+", line.strip(), maxsplit=1) for line in file.read_text().splitlines())
     return {line[0]: line[1] for line in lines if len(line) == 2 and not line[0].startswith("#")}
@@ -168,14 +177,18 @@ class Ending:
 
     def __init__(self) -> None:
         self.asked = False  # no Event: to set one in a handler can wait for the lock of who waits for it
+        self.heard = False  # a signal; whoever sent it may have sent it to the JVM as well
 
-    def ask(self, *_: object) -> None:
+    def ask(self) -> None:
         self.asked = True
+
+    def hear(self, *_: object) -> None:
+        self.asked = self.heard = True
 
     def listen(self) -> Ending:
         """In the main thread, after the session was built: PySpark has a handler of its own for SIGINT."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self.ask)
+            signal.signal(number, self.hear)
         return self
 
     def wait(self, seconds: float) -> bool:
@@ -247,6 +260,7 @@ TOO_LITTLE_MEMORY = (
     "the JVM ran out of memory: give it more, --conf spark.driver.memory=4g. While it is written, a row "
     "takes some ten times the size of its payload"
 )
+ENDED_TOO = "the JVM was ended before the batch was: the next run does it again"
 
 
 def watch(queries: Sequence[StreamingQuery], ending: Ending) -> list[str]:
@@ -254,6 +268,8 @@ def watch(queries: Sequence[StreamingQuery], ending: Ending) -> list[str]:
     try:
         failed = _watch(queries, ending)
     except (Py4JError, OSError) as error:  # it died: that is what a JVM does when it has no memory left
+        if ending.heard:
+            return [ENDED_TOO]
         return [f"{TOO_LITTLE_MEMORY} ({error})"]
     return [TOO_LITTLE_MEMORY if "OutOfMemoryError" in text else text for text in failed]
 
@@ -274,7 +290,7 @@ def _watch(queries: Sequence[StreamingQuery], ending: Ending) -> list[str]:
                     query.stop()
     for query in queries:
         error = query.exception()
-        if error is not None and Asked.__name__ not in str(error):
+        if error is not None and f"{Asked.__module__}.{Asked.__name__}" not in str(error):
             failed.append(str(error))
     return failed
 

@@ -13,8 +13,10 @@ done again has the same rows, whatever retention has done meanwhile.
 from __future__ import annotations
 
 import datetime as dt
+import difflib
 import json
 import operator
+import re
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +54,12 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
+OPTIONS = (
+    *("path", "kind", "node", "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
+    *("maxRecordsPerTrigger", "tail", "failOnDataLoss", "consumer", "decode"),
+)
+
+
 class Options:
     """What the user asked for, checked. Raises ValueError with the name of the option."""
 
@@ -67,7 +75,11 @@ class Options:
         self.tail = flag("tail", given.get("tail", "false"))
         self.fail_on_data_loss = flag("failOnDataLoss", given.get("failOnDataLoss", "true"))
         self.decode = flag("decode", given.get("decode", "true"))
-        self.consumer = given.get("consumer") or None
+        self.consumer = name_of("consumer", given.get("consumer"))
+        for name in given:
+            if name.lower() not in {each.lower() for each in OPTIONS}:
+                nearest = difflib.get_close_matches(name, OPTIONS, 1, cutoff=0.0)[0]
+                raise ValueError(f"mqttlog: there is no option {name}; the nearest is {nearest}")
         for name, text in (("startingOffsets", self.starting), ("endingOffsets", self.ending)):
             if text not in {"earliest", "latest"}:
                 positions(name, text)
@@ -89,6 +101,12 @@ def number(name: str, value: str | None) -> int | None:
     if value is None:
         return None
     return int(value) if value.isdecimal() and int(value) > 0 else wrong(name, value, "a number above 0")
+
+
+def name_of(name: str, value: str | None) -> str | None:
+    if value and not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", value):
+        wrong(name, value, "letters, digits, - and _: it is the name of a file")
+    return value or None
 
 
 def moment(name: str, value: str | None) -> int | None:

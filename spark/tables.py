@@ -333,7 +333,7 @@ class DeltaLakeTable(Table):
         return {each["query"][:8]: self.last(each["query"]) or 0 for each in kept}
 
     def tidy(self, done: Mapping[str, int], beyond: str = "false") -> None:
-        """Files that no commit took, and those that compaction replaced, go once they are older than a week."""
+        """Files that no commit took, or that compaction replaced, go once they are older than a week."""
         if table := self.table():
             if beyond != "false":
                 table.delete(beyond)

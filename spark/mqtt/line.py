@@ -56,6 +56,7 @@ class Line:
         self._received: deque[Packet] = deque()
         self._last_sent = 0.0
         self._ping_after = float("inf")  # seconds of silence
+        self._pinged = float("inf")  # when, as long as there is no answer
         self.receive_maximum = 65_535  # PUBLISH that may wait for an acknowledgement
         self.maximum_packet_size: int | None = None  # bytes; None: no limit
         self.session_present = False
@@ -79,6 +80,7 @@ class Line:
         self._reader = PacketReader(from_client=False)
         self._reader.version = self.version
         self._received.clear()
+        self._pinged = float("inf")
         self._ping_after = keep_alive / 2 or float("inf")
         self.send(
             Connect(
@@ -125,13 +127,13 @@ class Line:
     def recv(self, timeout: float | None = None) -> Packet | None:
         """The next packet; None if none comes within *timeout* seconds.
 
-        Without one, silence of `address.timeout` seconds raises Gone.
+        Silence of `address.timeout` seconds after a PINGREQ, or without *timeout* at all, raises Gone.
         """
+        patience = self.address.timeout
         while not self._received:
-            if not self._read(self.address.timeout if timeout is None else timeout):
-                if timeout is None:
-                    seconds = f"{self.address.timeout:g} s"
-                    raise Gone(f"the broker at {self.address} has not answered for {seconds}")
+            if not self._read(patience if timeout is None else timeout):
+                if timeout is None or time.monotonic() - self._pinged >= patience:
+                    raise Gone(f"the broker at {self.address} has not answered for {patience:g} s")
                 return None
         packet = self._received.popleft()
         if isinstance(packet, Disconnect):
@@ -164,6 +166,7 @@ class Line:
             due = self._last_sent + self._ping_after - time.monotonic()
             if due <= 0:
                 self.send(Pingreq())
+                self._pinged = min(self._pinged, self._last_sent)
                 continue
             self._socket.settimeout(max(min(left, due), 0.000001))
             try:
@@ -178,6 +181,7 @@ class Line:
                 self._socket.settimeout(self.address.timeout)
             if not data:
                 raise Gone(f"the broker at {self.address} closed the connection")
+            self._pinged = float("inf")
             self._received += self._reader.feed(data)
             if self._reader.error is not None:
                 raise Gone(f"what the broker at {self.address} sent is no MQTT: {self._reader.error}")
@@ -248,7 +252,10 @@ class Window:
                 self._take(len(self._sent) - self._size + 1)
             packet_id = self._last = self._last % 65_535 + 1
         packet = Publish(topic_name, payload, qos, retain, packet_id=packet_id, properties=properties)
-        data = encode(packet, V5)
+        try:
+            data = encode(packet, V5)
+        except ValueError as error:
+            raise ValueError(f"a message to {topic_name!r:.200} cannot be sent: {error}") from None
         most = self._line.maximum_packet_size
         if most is not None and len(data) > most:
             raise ValueError(f"a message to {topic_name!r} has {len(data)} bytes, the broker takes {most}")
@@ -263,7 +270,7 @@ class Window:
             data, self._out = self._out, bytearray()
             self._line.send_bytes(data)
         while self._line.waiting:
-            self._take(1)
+            self._note(self._line.recv())
 
     def settle(self) -> None:
         """Everything is acknowledged when this returns."""
@@ -274,18 +281,20 @@ class Window:
         if self._out and count:
             data, self._out = self._out, bytearray()
             self._line.send_bytes(data)
-        while count:
-            packet = self._line.recv()
-            if not isinstance(packet, Puback):
-                continue  # PINGRESP
-            packet_id, topic_name = self._sent.popleft() if self._sent else (0, "")
-            if packet.packet_id != packet_id:
-                raise Gone(f"a PUBACK for {packet.packet_id} where {packet_id} is due")
-            if packet.reason_code >= 0x80:
-                text = f"the broker refused a message to {topic_name!r}{because(packet)}"
-                raise Refused(text, packet.reason_code)
-            self.acknowledged += 1
-            count -= 1
+        upto = self.acknowledged + count
+        while self.acknowledged < upto:
+            self._note(self._line.recv())
+
+    def _note(self, packet: Packet | None) -> None:
+        if not isinstance(packet, Puback):
+            return  # PINGRESP
+        packet_id, topic_name = self._sent.popleft() if self._sent else (0, "")
+        if packet.packet_id != packet_id:
+            raise Gone(f"a PUBACK for {packet.packet_id} where {packet_id} is due")
+        if packet.reason_code >= 0x80:
+            text = f"the broker refused a message to {topic_name!r}{because(packet)}"
+            raise Refused(text, packet.reason_code)
+        self.acknowledged += 1
 
 
 def because(packet: Any) -> str:

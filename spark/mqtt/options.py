@@ -34,12 +34,20 @@ class Address:
         return None if self.password is None else self.password.encode()
 
     def context(self) -> ssl.SSLContext | None:
-        """None without TLS. Raises OSError for a file that cannot be used."""
+        """None without TLS. Raises OSError, which names the file, for one that cannot be used."""
         if not self.tls:
             return None
-        context = ssl.create_default_context(cafile=self.ca)
+        for path in filter(None, (self.ca, self.cert, self.key)):
+            Path(path).open("rb").close()  # the error of ssl has no name in it
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+        except ssl.SSLError as error:
+            raise OSError(f"{self.ca} is no PEM file of authorities: {error}") from None
         if self.cert is not None:
-            context.load_cert_chain(self.cert, self.key)
+            try:
+                context.load_cert_chain(self.cert, self.key)
+            except ssl.SSLError as error:
+                raise OSError(f"{self.cert} has no certificate and key that fit: {error}") from None
         return context
 
     @property

@@ -200,4 +200,3 @@ class Versions:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(self.folder / f"{number}.ddl", write_type(kind) + "\n")
         return number
-

@@ -190,4 +190,3 @@ def points_of() -> Column:
         return F.when(~metric["missing"], made)
 
     return F.transform("value.metrics", point)
-

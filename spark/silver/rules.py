@@ -1,13 +1,13 @@
 """The rules file: which payloads are read how. Pure: no Spark.
 
-    [[rule]]
-    name = "zigbee"                         # the table silver/zigbee
-    filter = "zigbee2mqtt/+"                # a Topic Filter; the first rule that matches wins
-    format = "json"                         # json, number, text, boolean, raw, sparkplug
-    schema = "infer"                        # of json: DDL, or "infer" (default)
-    event_time = { path = "last_seen", unit = "iso" }     # iso, s, ms, us; zone = "+01:00" for local times
-    tags = ["", "device"]                   # names for topic levels, "" for those without one
-    max_bytes = 1_000_000                   # longer payloads go to quarantine (16 MiB)
+[[rule]]
+name = "zigbee"                         # the table silver/zigbee
+filter = "zigbee2mqtt/+"                # a Topic Filter; the first rule that matches wins
+format = "json"                         # json, number, text, boolean, raw, sparkplug
+schema = "infer"                        # of json: DDL, or "infer" (default)
+event_time = { path = "last_seen", unit = "iso" }     # iso, s, ms, us; zone = "+01:00" for local times
+tags = ["", "device"]                   # names for topic levels, "" for those without one
+max_bytes = 1_000_000                   # longer payloads go to quarantine (16 MiB)
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def rule_of(table: dict[str, Any]) -> Rule:
     check_filter(table["filter"])
     schema = table.get("schema", "infer")
     if schema != "infer" and table["format"] != "json":
-        raise RulesError("schema is for format = \"json\" alone")
+        raise RulesError('schema is for format = "json" alone')
     if not isinstance(schema, str) or not schema.strip():
         raise RulesError('schema is "infer", or the fields as DDL: "a INT, b STRING"')
     return Rule(
@@ -125,7 +125,7 @@ def event_time_of(raw: dict[str, Any] | None, format: str) -> EventTime | None:
     if raw is None:
         return None
     if format != "json":
-        raise RulesError("event_time is for format = \"json\" alone: other payloads have no fields")
+        raise RulesError('event_time is for format = "json" alone: other payloads have no fields')
     if not isinstance(raw, dict) or not isinstance(raw.get("path"), str):
         raise RulesError('event_time is a table with a path: { path = "time.at", unit = "ms" }')
     if unknown := set(raw) - {"path", "unit", "zone"}:

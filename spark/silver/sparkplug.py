@@ -26,8 +26,17 @@ CODES = {name: code for code, name in enumerate(NAMES)}
 SIGNED = {"Int8": 8, "Int16": 16, "Int32": 32, "Int64": 64}  # bits; the wire has two's complement
 UNSIGNED = {"UInt8": 8, "UInt16": 16, "UInt32": 32, "UInt64": 64}
 ITEMS = {  # little-endian words of an array [6.4.16]
-    "Int8": "b", "Int16": "h", "Int32": "i", "Int64": "q", "UInt8": "B", "UInt16": "H",
-    "UInt32": "I", "UInt64": "Q", "Float": "f", "Double": "d", "DateTime": "Q",
+    "Int8": "b",
+    "Int16": "h",
+    "Int32": "i",
+    "Int64": "q",
+    "UInt8": "B",
+    "UInt16": "H",
+    "UInt32": "I",
+    "UInt64": "Q",
+    "Float": "f",
+    "Double": "d",
+    "DateTime": "Q",
 }
 INT_VALUE, LONG_VALUE, FLOAT_VALUE, DOUBLE_VALUE, BOOLEAN_VALUE, STRING_VALUE, BYTES_VALUE = range(10, 17)
 DATASET_VALUE, TEMPLATE_VALUE = 17, 18

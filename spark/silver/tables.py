@@ -1,10 +1,10 @@
 """The tables of silver, and what they are made of.
 
-    OUT/silver/<rule>/schema=<n>    one row for each payload that was read; `value` has the type of version n
-    OUT/silver/points               one row for each field of each payload
-    OUT/quarantine/payloads         one row for each payload that was not read, with the reason
-    OUT/_schemas/<rule>/<n>.ddl     the types; a new version is a new table, for Parquet has one type a column
-    OUT/silver/_edges/<rule>/<n>    what Sparkplug B has to remember after batch n
+OUT/silver/<rule>/schema=<n>    one row for each payload that was read; `value` has the type of version n
+OUT/silver/points               one row for each field of each payload
+OUT/quarantine/payloads         one row for each payload that was not read, with the reason
+OUT/_schemas/<rule>/<n>.ddl     the types; a new version is a new table, for Parquet has one type a column
+OUT/silver/_edges/<rule>/<n>    what Sparkplug B has to remember after batch n
 """
 
 from __future__ import annotations

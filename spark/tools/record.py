@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -29,6 +30,7 @@ from typing import Any
 
 from broker.errors import ConfigError
 from broker.hook.log.line import NOBODY, MessageRecord, format_message
+from broker.hook.log.names import NODE
 from broker.hook.log.recorder import Recorder, RecorderTerms
 from broker.hook.log.recover import lock, prepare, recover, take_epoch
 from broker.packet.enums import Version
@@ -43,7 +45,8 @@ KEEP_ALIVE = 30  # seconds
 TELL = 10.0  # seconds between two lines on stdout
 SLOWEST = 30.0  # seconds between two tries to connect
 VERSIONS = {"5": Version.MQTT_5, "3.1.1": Version.MQTT_3_1_1}
-NEVER_BETTER = (0x81, 0x82, 0x84, 0x85, 0x86, 0x87, 0x8A, 0x8C, 1, 2, 4, 5)  # CONNACK: no use trying again
+# CONNACK and DISCONNECT: no use trying again. 0x8E is another client under our ClientID, and would be again.
+NEVER_BETTER = (0x81, 0x82, 0x84, 0x85, 0x86, 0x87, 0x8A, 0x8C, 0x8E, 1, 2, 4, 5)
 
 
 class Tape:
@@ -214,10 +217,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser().parse_args(arguments)
     try:
         address = address_of(chosen)
+        check(chosen)
     except ValueError as error:
         print(f"spark.tools.record: {error}", file=sys.stderr)
         return USAGE
     try:
+        address.context(), address.secret()  # now, not when the broker is there at last
         tape = Tape(chosen.log, chosen.node, chosen.compress, chosen.segment_seconds)
     except (ConfigError, OSError) as error:
         print(f"spark.tools.record: {error}", file=sys.stderr)
@@ -235,11 +240,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+def check(chosen: argparse.Namespace) -> None:
+    """Raises ValueError for what no log and no CONNECT can have."""
+    if not re.fullmatch(NODE, chosen.node):
+        raise ValueError(f"--node {chosen.node!r}: 1 to 64 letters, digits, - and _, or no reader finds it")
+    if not 1 <= chosen.session <= 0xFFFF_FFFF:
+        raise ValueError(f"--session {chosen.session}: seconds, from 1 to {0xFFFF_FFFF}")
+    if not chosen.segment_seconds > 0:
+        raise ValueError(f"--segment-seconds {chosen.segment_seconds:g}: more than 0")
+
+
 def address_of(chosen: argparse.Namespace) -> Address:
     """Raises ValueError."""
     host, colon, port = chosen.broker.rpartition(":")
     if not colon or host.endswith(":"):
         host, port = chosen.broker, "0"
+    if not re.fullmatch(r"\d{1,5}", port) or not host or "/" in host:
+        raise ValueError(f"--broker {chosen.broker!r}: HOST or HOST:PORT, such as broker.example:1883")
+    if chosen.password_file and not chosen.username:
+        raise ValueError("--password-file needs --username")
     password = os.environ.get("MQTT_PASSWORD")
     return Address(
         host.strip("[]"),

@@ -285,9 +285,7 @@ def test_a_type_that_stays_has_one_version(lake: Decoded) -> None:
     assert lake.points("t")["d"] == (2.5, None)
 
 
-def test_batches_follow_each_other_and_are_bounded(
-    lake: Decoded, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_batches_follow_each_other_and_are_bounded(lake: Decoded, capsys: pytest.CaptureFixture[str]) -> None:
     for batch in range(3):
         lake.put(said(2 * batch, "t", f'{{"a":{batch}}}'), said(2 * batch + 1, "t", f'{{"a":{batch}}}'))
     decoder = lake.decoder(RULE, max_records=4)

@@ -9,10 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     BooleanType,
     DoubleType,
     IntegerType,
+    MapType,
     StringType,
     StructField,
     StructType,
@@ -23,7 +25,10 @@ from spark.mqtt.options import Address
 from spark.schema import bronze_columns, ddl
 from tests.spark.brokers import broker_with_dedup, copies, read_all, subscribe
 
-SIMPLE = {"binary": BinaryType(), "int": IntegerType(), "double": DoubleType(), "boolean": BooleanType()}
+SIMPLE = {"binary": BinaryType(), "double": DoubleType(), "boolean": BooleanType()}
+SIMPLE |= {name: IntegerType() for name in ("int", "tinyint", "bigint")}
+SIMPLE |= {"texts": ArrayType(StringType()), "numbers": MapType(StringType(), IntegerType())}
+SIMPLE["pairs"] = ArrayType(StructType().add("key", "string").add("value", "string"))
 
 
 def frame(ddl: str) -> StructType:
@@ -44,6 +49,13 @@ def frame(ddl: str) -> StructType:
             "knows no column retian; it sends topic",
         ),
         ("topic string, payload string, user_properties int", "user_properties are an array"),
+        ("topic string, payload string, user_properties texts", "user_properties are an array"),
+        ("topic string, payload string, user_properties numbers", "user_properties are an array"),
+        ("topic string, payload string, retain string", "retain is string: make it boolean, by cast"),
+        ("topic string, payload string, qos string", "qos is string: make it int, by cast"),
+        ("topic string, payload string, message_expiry double", "message_expiry is double: make it bigint"),
+        ("topic string, payload string, content_type int", "content_type is int: make it string"),
+        ("topic string, payload string, correlation_data string", "make it binary, by cast"),
     ],
 )
 def test_a_frame_that_cannot_be_sent(columns: str, says: str) -> None:
@@ -54,6 +66,7 @@ def test_a_frame_that_cannot_be_sent(columns: str, says: str) -> None:
 def test_a_frame_that_can_be_sent() -> None:
     check_columns(frame("topic string, payload string"))
     check_columns(frame(ddl(c for c in bronze_columns("messages") if c.name != "user_properties")))
+    check_columns(frame("topic string, payload string, user_properties pairs"))
 
 
 def test_there_is_a_sink_and_no_source() -> None:

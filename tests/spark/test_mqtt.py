@@ -17,7 +17,7 @@ import pytest
 from broker import BadUserNameOrPassword, Broker, Config, HookBase
 from broker.packet.codec import encode
 from broker.packet.enums import Version
-from broker.packet.packets import Connack, Disconnect, Packet, Pingreq, Puback, Publish, Suback
+from broker.packet.packets import Connack, Disconnect, Packet, Pingreq, Pingresp, Puback, Publish, Suback
 from broker.packet.reader import PacketReader
 from spark.mqtt.line import Gone, Line, Refused, Window
 from spark.mqtt.options import Address, between, read_options
@@ -225,6 +225,13 @@ def test_a_message_that_is_too_large() -> None:
             publish(Window(line, 512), "x" * 40)
 
 
+def test_a_message_that_cannot_be_sent() -> None:
+    with server(welcome(), lambda packet: None) as address, Line(address) as line:
+        line.connect("c")
+        with pytest.raises(ValueError, match="a message to 't' cannot be sent: -1 does not fit 4 bytes"):
+            Window(line, 512).publish("t", b"", 1, False, {"message_expiry_interval": -1})
+
+
 def test_silence_is_kept_alive() -> None:
     """The broker wants to hear something each second: PINGREQ after half of it."""
     heard: list[Packet] = []
@@ -237,6 +244,30 @@ def test_silence_is_kept_alive() -> None:
         line.connect("c")
         assert line.recv(1.5) == Puback(1)
     assert isinstance(heard[0], Pingreq)
+
+
+def test_a_broker_that_is_silent_after_a_ping() -> None:
+    """Nobody closed the connection: a cable is gone."""
+    with server(welcome(), *[lambda packet: []] * 9) as address:
+        line = Line(Address(port=address.port, timeout=0.3))
+        line.connect("c", keep_alive=1)
+        with pytest.raises(Gone, match=r"has not answered for 0\.3 s"):
+            for _ in range(40):
+                line.recv(0.05)
+        line.abort()
+
+
+def test_a_pingresp_is_no_puback(tmp_path: Path) -> None:
+    """It is there when a message of QoS 0 is sent: nothing else will come."""
+    with (
+        server(welcome(), lambda packet: [Pingresp()], lambda packet: []) as address,
+        Line(Address(port=address.port, timeout=0.5)) as line,
+    ):
+        line.connect("c")
+        line.send(Pingreq())
+        line._read(1.0)
+        publish(window := Window(line, 1), qos=0)
+        window.settle()
 
 
 def test_identifiers_begin_anew(tmp_path: Path) -> None:

@@ -158,9 +158,7 @@ def chromium() -> str:
     return found
 
 
-def seen(
-    chromium: str, folder: Path, page: str, width: int
-) -> tuple[dict[str, Any], list[str], list[str]]:
+def seen(chromium: str, folder: Path, page: str, width: int) -> tuple[dict[str, Any], list[str], list[str]]:
     """What a probe in the page measured at *width*; the console; what was asked of the page's own server."""
     asked: list[str] = []
     shown = page.replace("</main>", f"</main><script>{PROBE}</script>").encode()

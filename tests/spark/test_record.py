@@ -27,6 +27,7 @@ from spark.mqtt.options import Address
 from spark.session import ROOT
 from spark.tools.record import address_of, main, parser
 from tests.faults.daemon import free_port
+from tests.spark.brokers import broker_with_dedup
 
 WAIT = 30.0  # seconds
 
@@ -186,6 +187,39 @@ def test_two_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_addresses(broker: str, host: str, port: int) -> None:
     address = address_of(parser().parse_args(["--broker", broker, "--filter", "#", "--log", "x"]))
     assert (address.host, address.actual_port) == (host, port)
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "says"),
+    [
+        (["--broker", "h:x"], 2, "--broker 'h:x': HOST or HOST:PORT, such as broker.example:1883"),
+        (["--broker", "mqtt://h"], 2, "--broker 'mqtt://h': HOST or HOST:PORT"),
+        (["--broker", "h:70000"], 2, "from 0 to 65535"),
+        (["--node", "a b"], 2, "--node 'a b': 1 to 64 letters, digits"),
+        (["--session", "-5"], 2, "--session -5: seconds, from 1"),
+        (["--segment-seconds", "0"], 2, "--segment-seconds 0: more than 0"),
+        (["--password-file", "p"], 2, "--password-file needs --username"),
+        (["--username", "u", "--password-file", "/nowhere/p"], 3, "No such file or directory: '/nowhere/p'"),
+        (["--ca", "/nowhere/ca.pem"], 3, "No such file or directory: '/nowhere/ca.pem'"),
+        (["--ca", __file__], 3, "test_record.py is no PEM file of authorities"),
+    ],
+)
+def test_what_cannot_work_is_said_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], code: int, says: str
+) -> None:
+    assert main(["--broker", "h", "--filter", "#", "--log", str(tmp_path / "log"), *flags]) == code
+    assert says in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_client_of_the_same_name_ends_it(tmp_path: Path) -> None:
+    with broker_with_dedup(tmp_path) as broker:
+        recorder = start(tmp_path / "log", broker.port)
+        wait_for_session(broker.port, tmp_path / "log")
+        with Line(Address(port=broker.port)) as line:
+            line.connect("recorder-edge")
+            _, err = recorder.communicate(timeout=WAIT)
+    assert recorder.returncode == 3 and "ended the connection with 0x8E" in err
 
 
 def test_secrets_come_from_a_file_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

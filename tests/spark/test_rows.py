@@ -248,7 +248,11 @@ def test_a_line_longer_than_a_block(tmp_path: Path) -> None:
 def test_a_hole_is_a_row() -> None:
     (row,) = reader(GOLDEN).hole(Hole("n", 1, 5, 9, "gap: ...")).to_pylist()
     assert {name: value for name, value in row.items() if value is not None} == {
-        "node": "n", "epoch": 1, "offset": 5, "lost": 4, "bad": "gap: ...",
+        "node": "n",
+        "epoch": 1,
+        "offset": 5,
+        "lost": 4,
+        "bad": "gap: ...",
     }
     assert reader(GOLDEN).hole(Hole("n", 1, 5, None, "data loss: ...")).to_pylist()[0]["lost"] == 0
 

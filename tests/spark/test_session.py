@@ -20,7 +20,8 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def test_a_session_has_our_settings(spark: SparkSession) -> None:
-    assert {key: spark.conf.get(key) for key in session.SETTINGS} == dict(session.SETTINGS)
+    wanted = {**session.SETTINGS, **session.LOCAL}
+    assert {key: spark.conf.get(key) for key in wanted} == wanted
     assert spark.sparkContext.master == "local[2]"
 
 
@@ -34,6 +35,26 @@ def test_the_users_own_defaults_are_read(monkeypatch: pytest.MonkeyPatch, tmp_pa
     (tmp_path / "spark-defaults.conf").write_text("# a comment\nspark.driver.memory   3g\nspark.x=1 2\n\n")
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     assert session.defaults() == {"spark.driver.memory": "3g", "spark.x": "1 2"}
+
+
+def test_on_a_cluster_the_driver_has_a_name_that_others_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SPARK_CONF_DIR", "SPARK_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    here, there = session.settings(None, {}), session.settings("spark://host:7077", {})
+    assert (here["spark.master"], here["spark.driver.host"]) == ("local[2]", "127.0.0.1")
+    assert there["spark.master"] == "spark://host:7077" and "spark.driver.host" not in there
+    yarn = session.settings(None, {"spark.master": "yarn", "spark.driver.memory": "4g"})
+    assert yarn["spark.master"] == "yarn" and "spark.driver.bindAddress" not in yarn
+    assert yarn["spark.driver.memory"] == "4g"
+
+
+def test_the_defaults_below_spark_home_win_over_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "spark-defaults.conf").write_text("spark.driver.memory 3g\nspark.master yarn\n")
+    monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    assert "spark.driver.memory" not in session.settings(None, {})
+    assert "spark.driver.host" not in session.settings(None, {})
 
 
 def test_workers_find_this_python_and_our_modules(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +106,7 @@ class Query:
         (Py4JError("the JVM is gone"), "the JVM ran out of memory"),
         ("Caused by: java.lang.OutOfMemoryError: Java heap space", "the JVM ran out of memory"),
         ("data loss: node n", "data loss: node n"),
+        ("java.io.FileNotFoundException: /lake/Asked/x", "java.io.FileNotFoundException"),
     ],
 )
 def test_what_a_query_failed_with(what: Exception | str, said: str) -> None:
@@ -131,3 +153,10 @@ def test_what_ends_a_job_is_one_line(
     assert carried_out("job", job) == code
     errors = capsys.readouterr().err
     assert errors.startswith(told) and errors.count("\n") == 1
+
+
+def test_a_signal_that_ended_the_jvm_too_is_no_lack_of_memory() -> None:
+    ending = Ending()
+    ending.hear()
+    (failed,) = session.watch([Query(ConnectionRefusedError("refused"))], ending)
+    assert failed == session.ENDED_TOO and ending

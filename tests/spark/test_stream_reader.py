@@ -257,6 +257,8 @@ def test_a_stream_begins_at_a_time(tmp_path: Path, since: str, offset: int) -> N
         ({"endingOffsets": "[]"}, "option endingOffsets"),
         ({"startingTimestamp": "noon"}, "option startingTimestamp is 'noon', and wants a time such as"),
         ({"path": ""}, "option path"),
+        ({"consumer": "../x"}, "option consumer is '../x', and wants letters"),
+        ({"maxRecordPerTrigger": "5"}, "no option maxRecordPerTrigger; the nearest is maxRecordsPerTrigger"),
     ],
 )
 def test_a_wrong_option_is_named(tmp_path: Path, options: dict[str, str], message: str) -> None:
