@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import errno
+import shutil
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
@@ -20,8 +21,10 @@ from broker.hook import export
 from broker.hook.log import recorder as recorders
 from broker.hook.log.line import MessageRecord
 from broker.hook.log.names import open_folder
-from broker.hook.log.recover import lock
+from broker.hook.log.recover import lock, recover
+from broker.hook.log.segment import open_lines
 from broker.packet.packets import (
+    Connack,
     Connect,
     Disconnect,
     Pingreq,
@@ -220,6 +223,33 @@ async def test_log_two_writers_in_one_program(tmp_path: Path) -> None:
             pass
     async with logging_broker(tmp_path):
         pass
+
+
+@run_async
+async def test_no_password_is_in_any_file_and_nobody_else_may_read_them(tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    async with logging_broker(root) as (broker, log):
+        for method in ({}, {"authentication_method": "M", "authentication_data": b"s3cret"}):
+            peer = Peer(broker)
+            peer.send(Connect("c", user_name="ada", password=b"s3cret", properties=method))
+            assert isinstance(await peer.recv(), Connack)
+        await until(lambda: log._events.waiting == 0)
+        (open_file,) = open_folder(root, "events").iterdir()
+        with open_file.open("ab") as file:  # as a crash would leave it
+            file.write(b"torn")
+        shutil.copytree(root, tmp_path / "crashed")
+    for place in (root, tmp_path / "crashed"):
+        recover(place, "broker", True)
+        paths = [*place.rglob("*")]
+        assert {path.stat().st_mode & 0o777 for path in paths if path.is_file()} == {0o640}
+        assert {path.stat().st_mode & 0o777 for path in paths if path.is_dir()} == {0o750}
+        whole = b"".join(
+            b"".join(open_lines(path)) if path.suffix == ".gz" else path.read_bytes()
+            for path in paths
+            if path.is_file()
+        )
+        assert b'"u":"ada"' in whole
+        assert b"s3cret" not in whole and base64.b64encode(b"s3cret")[:7] not in whole
 
 
 @run_async
