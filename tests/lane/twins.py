@@ -144,6 +144,10 @@ class Side:
         stats = self.broker.stats
         return stats.bytes_received, stats.messages_received, stats.bytes_sent, stats.messages_sent
 
+    def gives_way(self) -> bool:
+        """Whether somebody has read more than could be handled in one turn of the loop."""
+        return self.broker.stats.busy > 0
+
     @staticmethod
     def of_session(session: Any) -> tuple[Any, ...]:
         inflight = session.inflight
@@ -182,8 +186,8 @@ class Conversation:
         elif number in self.versions:
             getattr(self, event["do"])(number, event)
         before: object = None
-        # Turns end by the clock: on a busy machine there are more of them.
-        while before != (now := [side.progress() for side in self.sides]):
+        # Turns end by the clock: on a busy machine there are more of them, also such as change no figure.
+        while before != (now := [side.progress() for side in self.sides]) or any(map(Side.gives_way, self.sides)):
             before = now
             for _ in range(TURNS):
                 await asyncio.sleep(0)
