@@ -23,7 +23,7 @@ from broker.packet.packets import (
     Unsuback,
     Unsubscribe,
 )
-from tests.hook.test_contract import hook
+from tests.hook.made import hook
 from tests.peer import Clock, Peer, memory_broker, run_async
 
 V4, V5 = Version.MQTT_3_1_1, Version.MQTT_5

@@ -16,7 +16,7 @@ from broker.hook.base import ClientInfo
 from broker.hook.hooks import Begun, Hooks
 from broker.packet.enums import Version
 from broker.packet.properties import PropertyBlocks, copied
-from tests.hook.test_contract import hook
+from tests.hook.made import hook
 from tests.peer import run_async
 
 WHO = ClientInfo("c")

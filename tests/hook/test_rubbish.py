@@ -24,7 +24,7 @@ from broker.packet.packets import (
     Will,
 )
 from tests.broker_scenes import KEPT
-from tests.hook.test_contract import hook, refusing
+from tests.hook.made import hook, refusing
 from tests.peer import Peer, memory_broker, run_async, settle
 from tests.wire import turns
 

@@ -187,7 +187,9 @@ class Conversation:
             getattr(self, event["do"])(number, event)
         before: object = None
         # Turns end by the clock: on a busy machine there are more of them, also such as change no figure.
-        while before != (now := [side.progress() for side in self.sides]) or any(map(Side.gives_way, self.sides)):
+        while before != (now := [side.progress() for side in self.sides]) or any(
+            side.gives_way() for side in self.sides
+        ):
             before = now
             for _ in range(TURNS):
                 await asyncio.sleep(0)
