@@ -1,27 +1,20 @@
-"""Session: send at once, queue or drop; and whatever happens, the byte budget comes back."""
+"""Session: what deliver makes of a message, in which order things are sent, and when they expire."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from broker.packet.enums import PacketType
 from broker.packet.message import Message
 from broker.packet.packets import Pubrel
-from broker.session.inflight import NO_ENTRIES, NO_HELD, Delivery, SentRun, State
-from broker.session.session import FOR_EVER, Session
+from broker.session.inflight import NO_ENTRIES, NO_HELD, Delivery, SentRun
+from broker.session.session import FOR_EVER
 from broker.session.will import NEVER, remaining
-from broker.store.budget import SMALL
-from broker.topic.shared import Turn
 from broker.topic.subscription import Subscription
 from tests.session.make import Bench, FakeLink, Sent, message
 
 PUBACK, PUBREC, PUBCOMP = PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP
 SIZE = message(b"1").size  # bytes that each one-letter message counts
-SHARED = Subscription("$share/g/t", 2, share_name="g")
 
 
 # ---- what deliver makes of a message
@@ -248,207 +241,6 @@ def test_too_large_from_the_queue_and_too_large_to_resend() -> None:
     bench.check_balance()
 
 
-# ---- a full queue
-
-
-@pytest.mark.parametrize("caps", [{"maximum_queued_messages": 2}, {"maximum_queued_bytes": 2 * SIZE}])
-@pytest.mark.parametrize(
-    ("policy", "kept", "dropped"),
-    [
-        ("drop_newest", [b"1", b"2"], [b"3", b"4"]),
-        ("drop_oldest", [b"3", b"4"], [b"1", b"2"]),
-        ("disconnect", [b"1", b"2"], [b"3", b"4"]),
-    ],
-)
-def test_a_full_queue(policy: str, kept: list[bytes], dropped: list[bytes], caps: dict[str, int]) -> None:
-    bench = Bench(queue_full=policy, **caps)
-    bench.attach(window=0)
-    bench.deliver(b"1", b"2")
-    assert bench.drops == [] and not bench.session.disconnect_slow
-    bench.deliver(b"3", b"4")
-    assert (bench.queued(), bench.drops) == (kept, [(payload, "queue_full") for payload in dropped])
-    assert bench.session.disconnect_slow is (policy == "disconnect")
-    bench.check_balance()
-
-
-def test_a_queue_that_was_full_while_nobody_was_connected_does_not_end_the_next_connection() -> None:
-    bench = Bench(queue_full="disconnect", maximum_queued_messages=1)
-    bench.deliver(b"1", b"2")
-    bench.attach()
-    assert not bench.session.disconnect_slow, "a client that was away was not slow"
-
-
-@pytest.mark.parametrize("policy", ["drop_newest", "drop_oldest", "disconnect"])
-def test_qos_0_makes_room_first(policy: str) -> None:
-    bench = Bench(queue_full=policy, queue_qos_0=True, maximum_queued_messages=3)
-    bench.deliver(b"a", qos=0)
-    bench.deliver(b"1")
-    bench.deliver(b"b", qos=0)
-    bench.deliver(b"2")
-    assert (bench.queued(), bench.drops) == ([b"1", b"b", b"2"], [(b"a", "queue_full")]), "the oldest alone"
-    bench.deliver(b"3")
-    assert bench.queued() == [b"1", b"2", b"3"]
-    assert not bench.session.disconnect_slow
-    bench.check_balance()
-
-
-def test_drop_oldest_drops_as_many_as_it_takes() -> None:
-    bench = Bench(queue_full="drop_oldest", maximum_queued_bytes=4 * SIZE)
-    bench.deliver(b"1", b"2", b"3", b"4")
-    bench.deliver(b"five!")  # as large as three of them
-    assert bench.queued() == [b"4", b"five!"]
-    assert bench.drops == [(b"1", "queue_full"), (b"2", "queue_full"), (b"3", "queue_full")]
-    bench.check_balance()
-
-
-@pytest.mark.parametrize("policy", ["drop_newest", "drop_oldest", "disconnect"])
-def test_a_message_above_the_byte_cap_throws_nothing_else_out(policy: str) -> None:
-    bench = Bench(queue_full=policy, maximum_queued_bytes=3 * SIZE)
-    bench.deliver(b"1", b"2")
-    bench.deliver(b"x" * 100)
-    assert (bench.queued(), bench.drops) == ([b"1", b"2"], [(b"x" * 100, "queue_full")])
-    bench.check_balance()
-
-
-# ---- the byte budget of the process
-
-
-def test_a_spent_budget_drops_and_takes_nothing() -> None:
-    bench = Bench(budget=2 * SIZE)
-    link = bench.attach(window=1)
-    bench.deliver(b"1", b"2", b"3")
-    assert (link.payloads(), bench.queued(), bench.drops) == ([b"1"], [b"2"], [(b"3", "memory")])
-    bench.deliver(b"0", qos=0)
-    assert link.payloads() == [b"0"], "QoS 0 that leaves at once holds nothing"
-    assert not bench.session.hold(1, message(b"4", 2))
-    assert bench.session.inflight.held == {}
-    bench.check_balance()
-    bench.session.acknowledge(1, PUBACK, 0)
-    bench.deliver(b"5")
-    assert bench.queued() == [b"5"]
-    bench.check_balance()
-
-
-def test_a_low_budget_keeps_no_qos_0_and_everything_else() -> None:
-    bench = Bench(budget=8 * SIZE, queue_qos_0=True)
-    bench.deliver(b"1", b"2", b"3", qos=0)
-    bench.deliver(b"4", b"5", b"6", b"7", qos=1)
-    bench.deliver(b"0", qos=0)
-    bench.deliver(b"8", qos=1)
-    assert bench.queued() == [b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"8"]
-    assert bench.drops == [(b"0", "memory")]
-    bench.check_balance()
-
-
-def test_a_spent_budget_takes_back_queued_qos_0_for_the_rest() -> None:
-    bench = Bench(budget=4 * SIZE, queue_qos_0=True)
-    bench.deliver(b"a", b"b", qos=0)
-    bench.deliver(b"1", b"2", b"3", qos=1)
-    assert bench.queued() == [b"1", b"2", b"3"]
-    assert bench.drops == [(b"a", "memory"), (b"b", "memory")]
-    bench.deliver(b"4", b"5", qos=1)
-    assert bench.queued() == [b"1", b"2", b"3", b"4"], "what waits at QoS 1 is not touched"
-    assert bench.drops[2:] == [(b"5", "memory")]
-    bench.check_balance()
-
-
-def test_hold_and_let_go() -> None:
-    bench = Bench()
-    held = message(b"mine", 2)
-    assert bench.session.hold(7, held)
-    assert bench.budget.used == held.size
-    assert bench.session.let_go(7) is held
-    assert bench.session.let_go(7) is None
-    assert bench.budget.used == 0
-
-
-def test_clear_gives_back_what_is_queued_sent_and_held() -> None:
-    bench = Bench()
-    bench.attach(window=2)
-    bench.deliver(b"1", b"2", b"3", qos=2)
-    bench.session.acknowledge(1, PUBREC, 0)
-    bench.session.hold(9, message(b"held", 2))
-    bench.check_balance()
-    bench.detach()
-    bench.session.clear()
-    assert (bench.budget.used, bench.session.bytes, bench.queued()) == (0, 0, [])
-    bench.session.clear()
-    assert bench.budget.used == 0
-    assert bench.attach().take() == []
-
-
-STEP = st.one_of(
-    st.tuples(st.just("deliver"), st.integers(0, 2), st.integers(0, 40)),
-    st.tuples(st.just("attach"), st.integers(1, 3), st.just(0)),
-    st.tuples(
-        st.sampled_from(["detach", "pump", "take_shared", "take_unacknowledged", "clear"]), *[st.just(0)] * 2
-    ),
-    st.tuples(st.just("full"), st.integers(0, 1), st.just(0)),
-    st.tuples(st.just("wait"), st.integers(1, 5), st.just(0)),
-    st.tuples(st.just("acknowledge"), st.integers(0, 5), st.sampled_from([0, 0x80])),
-    st.tuples(st.just("hold"), st.integers(1, 3), st.integers(0, 40)),
-    st.tuples(st.just("let_go"), st.integers(1, 3), st.just(0)),
-)
-TERMS = st.fixed_dictionaries(
-    {
-        "maximum_queued_messages": st.integers(1, 4),
-        "maximum_queued_bytes": st.integers(10, 120),
-        "queue_full": st.sampled_from(["drop_newest", "drop_oldest", "disconnect"]),
-        "queue_qos_0": st.booleans(),
-        "budget": st.integers(20, 300),
-    }
-)
-
-
-def apply(bench: Bench, step: str, number: int, size: int) -> None:
-    session = bench.session
-    match step:
-        case "deliver":
-            subscription = SHARED if size % 2 else Subscription("t", 2)
-            expires_at = bench.clock() + size % 7 if size % 3 == 0 else None
-            session.deliver(message(b"x" * size, number, expires_at=expires_at), subscription)
-        case "attach":
-            session.attach(FakeLink(too_large=[b"x" * 13]), number)
-            session.pump()
-        case "detach":
-            session.detach(session.epoch)
-        case "full" if isinstance(session.link, FakeLink):
-            session.link.full = bool(number)
-        case "wait":
-            bench.clock.now += number
-        case "hold" if number not in session.inflight.held:
-            session.hold(number, message(b"h" * size, 2))
-        case "acknowledge" if session.inflight.entries:
-            acknowledge_one(session, number, size)
-        case "let_go":
-            session.let_go(number)
-        case "pump" | "take_shared" | "take_unacknowledged" | "clear":
-            getattr(session, step)()
-
-
-def acknowledge_one(session: Session, number: int, code: int) -> None:
-    waiting = [*session.inflight.entries.values()]
-    delivery = waiting[number % len(waiting)]
-    by_state = {State.WAIT_PUBACK: PUBACK, State.WAIT_PUBREC: PUBREC, State.WAIT_PUBCOMP: PUBCOMP}
-    session.acknowledge(delivery.packet_id, by_state[delivery.state], code)
-
-
-@settings(max_examples=300, deadline=None)
-@given(TERMS, st.lists(STEP, max_size=60))
-def test_whatever_happens_the_books_balance(terms: dict[str, Any], steps: list[tuple[str, int, int]]) -> None:
-    bench = Bench(**terms)
-    for step in steps:
-        apply(bench, *step)
-        bench.check_balance()
-        session = bench.session
-        assert bench.budget.used <= bench.budget.maximum + SMALL
-        assert len(session.queue) <= terms["maximum_queued_messages"]
-        assert sum(queued.message.size for queued in session.queue) <= terms["maximum_queued_bytes"]
-        assert session.inflight.used <= max(session.inflight.window, 3)
-    bench.session.clear()
-    assert bench.budget.used == 0
-
-
 # ---- expiry [MQTT5 3.3.2.3.3]
 
 
@@ -491,110 +283,6 @@ def test_what_was_sent_once_does_not_expire() -> None:
 )
 def test_the_remaining_seconds_are_rounded_up(expires_at: float, now: float, left: int) -> None:
     assert remaining(expires_at, now) == left
-
-
-# ---- shared subscriptions
-
-
-@pytest.mark.parametrize("qos", [0, 1, 2])
-def test_turn_of_a_connected_member(qos: int) -> None:
-    bench = Bench()
-    link = bench.attach(window=1)
-    ask = message(b"x", qos)
-    assert bench.session.turn(ask, SHARED) is Turn.READY
-    bench.deliver(b"1")
-    passes = Turn.READY if qos == 0 else Turn.FULL
-    assert bench.session.turn(ask, SHARED) is passes
-    bench.session.acknowledge(1, PUBACK, 0)
-    link.full = True
-    assert bench.session.turn(ask, SHARED) is Turn.FULL
-    bench.deliver(b"2")
-    link.full = False
-    assert bench.session.turn(ask, SHARED) is passes, "something waits already"
-    link.too_large.add(b"x")
-    assert bench.session.turn(ask, SHARED) is Turn.REFUSES
-
-
-def test_turn_of_a_connected_member_whose_queue_is_full() -> None:
-    bench = Bench(maximum_queued_messages=1)
-    bench.attach(window=0)
-    bench.deliver(b"1")
-    assert bench.session.turn(message(b"x", 1), SHARED) is Turn.REFUSES, "another member may have room"
-    assert bench.session.turn(message(b"x", 0), SHARED) is Turn.READY
-
-
-def test_qos_0_waits_behind_queued_qos_0() -> None:
-    bench = Bench(queue_qos_0=True)
-    bench.deliver(b"old", qos=0)
-    link = bench.attach(window=1)
-    bench.deliver(b"new", qos=0)
-    bench.session.pump()
-    bench.deliver(b"last", qos=0)
-    assert link.payloads() == [b"old", b"new", b"last"]
-
-
-def test_turn_goes_by_the_lower_qos() -> None:
-    bench = Bench()
-    bench.attach(window=0)
-    assert bench.session.turn(message(b"x", 2), Subscription("$share/g/t", 0, share_name="g")) is Turn.READY
-    assert bench.session.turn(message(b"x", 2), SHARED) is Turn.FULL
-
-
-@pytest.mark.parametrize(("qos", "turn"), [(0, Turn.REFUSES), (1, Turn.OFFLINE), (2, Turn.OFFLINE)])
-def test_turn_of_a_member_that_is_away(qos: int, turn: Turn) -> None:
-    bench = Bench(maximum_queued_messages=1)
-    assert bench.session.turn(message(b"x", qos), SHARED) is turn
-    bench.deliver(b"1")
-    assert bench.session.turn(message(b"x", qos), SHARED) is Turn.REFUSES, "its queue is full"
-
-
-def test_turn_changes_nothing() -> None:
-    bench = Bench()
-    bench.attach()
-    for _ in range(3):
-        bench.session.turn(message(b"x"), SHARED)
-    assert (bench.budget.used, bench.queued(), bench.session.inflight.used) == (0, [], 0)
-
-
-def share(bench: Bench, *payloads: bytes, qos: int = 1, name: str = "g") -> None:
-    for payload in payloads:
-        bench.session.deliver(message(payload, qos), Subscription(f"$share/{name}/t", 2, share_name=name))
-
-
-def test_take_shared_takes_what_was_never_sent() -> None:
-    bench = Bench()
-    bench.attach(window=2)
-    share(bench, b"sent")
-    bench.deliver(b"own")
-    share(bench, b"g1", b"g2")
-    bench.deliver(b"mine")
-    share(bench, b"h1", name="h")
-    taken = bench.session.take_shared("$share/g/t")
-    assert [d.message.payload for d in taken] == [b"g1", b"g2"]
-    assert bench.queued() == [b"mine", b"h1"]
-    bench.check_balance()
-    assert [d.message.payload for d in bench.session.take_shared()] == [b"h1"]
-    assert bench.queued() == [b"mine"]
-    assert bench.session.take_shared() == []
-    bench.check_balance()
-    assert bench.budget.used == sum(len(payload) + 1 for payload in (b"sent", b"own", b"mine"))
-
-
-def test_take_unacknowledged_takes_sent_qos_1_alone() -> None:
-    bench = Bench()
-    link = bench.attach(window=10)
-    share(bench, b"s1")
-    share(bench, b"s2", qos=2)
-    bench.deliver(b"own")
-    share(bench, b"s3", b"s4")
-    bench.session.acknowledge(5, PUBACK, 0)
-    taken = bench.session.take_unacknowledged()
-    assert [(d.message.payload, d.state) for d in taken] == [(b"s1", State.DONE), (b"s3", State.DONE)]
-    assert sorted(bench.session.inflight.entries) == [2, 3]
-    bench.check_balance()
-    link.take()
-    bench.detach()
-    assert bench.attach().take() == [Sent(b"s2", 2, 2, True), Sent(b"own", 1, 3, True)]
 
 
 # ---- connections
