@@ -11,11 +11,15 @@ import logging
 import os
 import select
 import socket
+from array import array
 from collections.abc import Callable
+from typing import Any
 
-from broker.transport.base import CHUNK, Peer, Reader
+from broker.transport.base import CHUNK, Peer, Reader, host_port
 
 READ, WRITE = 0x1, 0x4  # EPOLLIN and EPOLLOUT, which select has on Linux only
+EVENTS = READ | WRITE  # what the epoll tells us of; the other bits of a connection's state:
+EOF, CLOSING, MUTE = 0x10, 0x20, 0x40  # the peer writes no more, close was called, write() takes nothing more
 TURN = 256  # connections that are looked at in one turn of the loop; the next turn begins with the others
 
 log = logging.getLogger(__name__)
@@ -30,13 +34,17 @@ class Poll:
         self.peer = peer
         self.linger = linger
         self._connections: list[EpollConnection | None] = []  # by descriptor: those are small and dense
+        self._names = array("Q")  # IPv4 addresses and ports by descriptor: as text they take 64 bytes each
         self.epoll = select.epoll()
         self._count = 0
         self._wanted = True
         loop.add_reader(self.epoll.fileno(), self._turn)
 
-    def add(self, descriptor: int, address: str) -> EpollConnection:
-        """A connection of *descriptor*, which is its own from now on. Raises OSError."""
+    def add(self, descriptor: int, name: str | tuple[Any, ...]) -> EpollConnection:
+        """A connection of *descriptor*, which is its own from now on. Raises OSError.
+
+        *name* is that of the peer, as the socket has it, or its address.
+        """
         try:
             os.set_blocking(descriptor, False)
             self.epoll.register(descriptor, READ)
@@ -46,9 +54,23 @@ class Poll:
         connections = self._connections
         while descriptor >= len(connections):
             connections.append(None)
+            self._names.append(0)
+        address = name if isinstance(name, str) else self._noted(descriptor, name)
         connection = connections[descriptor] = EpollConnection(self, descriptor, address)
         self._count += 1
         return connection
+
+    def _noted(self, descriptor: int, name: tuple[Any, ...]) -> str | None:
+        """The address *name*; None if it is noted as a number."""
+        host, port = name[0], name[1]
+        if ":" in host:
+            return host_port(host, port)
+        self._names[descriptor] = int.from_bytes(socket.inet_aton(host), "big") << 16 | port
+        return None
+
+    def name(self, descriptor: int) -> int:
+        """The address of an open connection, as a number for `address`."""
+        return self._names[descriptor]
 
     def forget(self, descriptor: int) -> None:
         self._connections[descriptor] = None
@@ -87,14 +109,20 @@ class Poll:
                 os.close(connection.descriptor)
 
 
+def address(name: int) -> str:
+    """What Poll has noted, as text."""
+    return host_port(socket.inet_ntoa((name >> 16).to_bytes(4, "big")), name & 0xFFFF)
+
+
 class Rest:
     """What most connections do without, most of the time."""
 
-    __slots__ = ("chunks", "drained", "error", "gone", "sink", "timer", "unread", "waiter")
+    __slots__ = ("chunks", "drained", "error", "gone", "out", "sink", "timer", "unread", "waiter")
 
     def __init__(self) -> None:
         self.chunks: list[bytes] | None = None  # what nobody has read
         self.unread = 0  # bytes of it, never more than CHUNK
+        self.out: bytearray | None = None  # what the kernel did not take yet
         self.error: OSError | None = None
         self.sink: Callable[[bytes], None] | None = None
         self.waiter: asyncio.Future[None] | None = None
@@ -113,20 +141,14 @@ class EpollConnection:
     not end the connection: what the peer said before it went is read first.
     """
 
-    __slots__ = (
-        "_closing", "_eof", "_events", "_out", "_poll", "_reader", "_rest", "_writable", "address",
-        "descriptor",
-    )  # fmt: skip
+    __slots__ = ("_address", "_poll", "_reader", "_rest", "_state", "descriptor")
 
-    def __init__(self, poll: Poll, descriptor: int, address: str) -> None:
+    def __init__(self, poll: Poll, descriptor: int, address: str | None) -> None:
+        """*address* is None if *poll* has it."""
         self._poll = poll
         self.descriptor = descriptor  # -1 once it is closed
-        self.address = address
-        self._events = READ  # what the epoll tells us of
-        self._out: bytearray | None = None  # what the kernel did not take yet
-        self._writable = True  # write() still takes something
-        self._eof = False
-        self._closing = False
+        self._address: str | int | None = address
+        self._state = READ  # bits, see above
         self._reader: Reader | None = None
         self._rest = NOTHING
 
@@ -139,6 +161,14 @@ class EpollConnection:
     # What the Connection is asked
 
     @property
+    def address(self) -> str:
+        """Of the peer, as in Peer."""
+        known = self._address
+        if known is None:
+            known = self._poll.name(self.descriptor)
+        return known if isinstance(known, str) else address(known)
+
+    @property
     def peer(self) -> Peer:
         return self._poll.peer(self.address)
 
@@ -149,7 +179,7 @@ class EpollConnection:
         rest = self._rest
         if rest.chunks is not None:
             return self._unqueue(rest.chunks)
-        if rest.error is not None and not self._closing and rest.sink is None:
+        if rest.error is not None and not self._state & CLOSING and rest.sink is None:
             raise ConnectionError(str(rest.error)) from rest.error
         return b""
 
@@ -158,13 +188,14 @@ class EpollConnection:
 
     def has_unread(self) -> bool:
         rest = self._rest
-        return self._eof or self._closing or rest.chunks is not None or rest.sink is not None
+        return self._state & (EOF | CLOSING) > 0 or rest.chunks is not None or rest.sink is not None
 
     def write(self, data: bytes) -> None:
-        if not self._writable:
+        if self._state & MUTE:
             return
-        if self._out is not None:
-            self._out += data
+        out = self._rest.out
+        if out is not None:
+            out += data
             return
         try:
             sent = os.write(self.descriptor, data)
@@ -174,23 +205,24 @@ class EpollConnection:
             self._stop_writing(error)
             return
         if sent < len(data):
-            self._out = bytearray(memoryview(data)[sent:])  # no more room than that
-            self._watch(self._events | WRITE)
+            self._own().out = bytearray(memoryview(data)[sent:])  # no more room than that
+            self._watch(self._state | WRITE)
 
     def pending(self) -> int:
-        return 0 if self._out is None else len(self._out)
+        out = self._rest.out
+        return 0 if out is None else len(out)
 
     async def drain(self) -> None:
-        while self._out is not None:
+        while self._rest.out is not None:
             drained = self._own().drained = self._rest.drained or asyncio.Event()
             await drained.wait()
 
     def close(self) -> None:
-        if self._closing:
+        if self._state & CLOSING:
             return
         self._stop_reading()
         if self.descriptor >= 0:
-            if self._out is None:
+            if self._rest.out is None:
                 self._end_writing()
             else:
                 self._start_timer()
@@ -214,13 +246,13 @@ class EpollConnection:
             self._reader.left()
 
     def divert(self, sink: Callable[[bytes], None]) -> None:
-        if self._closing or self.descriptor < 0:
+        if self._state & CLOSING or self.descriptor < 0:
             return
         unread = self._rest.chunks
         self._own().sink = sink
         self._start_timer()
         self._drop_unread()
-        if self._eof:
+        if self._state & EOF:
             self.close()
         elif unread is not None:
             sink(b"".join(unread))
@@ -228,8 +260,8 @@ class EpollConnection:
     def _unqueue(self, chunks: list[bytes]) -> bytes:
         rest = self._own()
         rest.chunks, rest.unread = None, 0
-        if not self._events & READ and not self._eof:
-            self._watch(self._events | READ)
+        if not self._state & (READ | EOF):
+            self._watch(self._state | READ)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def _drop_unread(self) -> None:
@@ -238,7 +270,7 @@ class EpollConnection:
         self.wake()
 
     def _stop_reading(self) -> None:
-        self._closing, self._writable = True, False
+        self._state |= CLOSING | MUTE
         if self._rest.sink is not None:
             self._own().sink = None
         self._drop_unread()
@@ -251,16 +283,16 @@ class EpollConnection:
 
     def ready(self, events: int) -> None:
         """Anything but READ alone."""
-        if self._events & WRITE and events & ~READ:
+        if self._state & WRITE and events & ~READ:
             self._send_more()
-        if self._events & READ and events & ~WRITE:
+        if self._state & READ and events & ~WRITE:
             self.receive()
 
     def receive(self) -> None:
         """One read. Who waits for it is woken, unless the Reader takes all."""
         unread = self._rest.unread
         if unread >= CHUNK:  # only now: who reads within a turn of the loop spares two system calls
-            self._watch(self._events & ~READ)
+            self._watch(self._state & ~READ)
             return
         try:
             data = os.read(self.descriptor, CHUNK - unread)
@@ -272,14 +304,14 @@ class EpollConnection:
         if not data:
             self._end_of_stream()
             return
-        if self._closing:
+        if self._state & CLOSING:
             return
         if self._rest.sink is not None:
             self._rest.sink(data)
             return
         if not unread and self._reader is not None:
             data = self._reader.take(data)
-            if not data or self._closing:
+            if not data or self._state & CLOSING:
                 return
         rest = self._own()
         if rest.chunks is None:
@@ -291,19 +323,19 @@ class EpollConnection:
 
     def _end_of_stream(self) -> None:
         """The peer writes no more. Our side stays open, so that answers can still leave."""
-        self._eof = True
+        self._state |= EOF
         if self._rest.error is not None:
             self._lose(None)
             return
-        self._watch(self._events & ~READ)
+        self._watch(self._state & ~READ)
         self.wake()
         if self._rest.sink is not None:
             self.close()
-        elif self._closing and self._out is None:
+        elif self._state & CLOSING and self._rest.out is None:
             self._lose(None)
 
     def _send_more(self) -> None:
-        out = self._out
+        out = self._rest.out
         if out is None:
             return
         try:
@@ -316,21 +348,22 @@ class EpollConnection:
         del out[:sent]
         if not out:
             self._tell_drained()
-            if self._closing:
+            if self._state & CLOSING:
                 self._end_writing()
 
     def _stop_writing(self, error: OSError) -> None:
         """The peer takes no more; `read` tells, after what it said before."""
-        if self._eof or self._closing or not isinstance(error, ConnectionError):
+        if self._state & (EOF | CLOSING) or not isinstance(error, ConnectionError):
             self._lose(error)
         else:
             self._own().error = error.with_traceback(None)
-            self._writable = False
+            self._state |= MUTE
             self._tell_drained()
 
     def _tell_drained(self) -> None:
-        self._out = None
-        self._watch(self._events & ~WRITE)
+        if self._rest.out is not None:
+            self._own().out = None
+        self._watch(self._state & ~WRITE)
         drained = self._rest.drained
         if drained is not None:
             self._own().drained = None
@@ -339,7 +372,7 @@ class EpollConnection:
     def _end_writing(self) -> None:
         """Nothing is pending. A full close with unread input would make the kernel send RST, which
         can destroy what was written last; so only our side ends, until the peer ends its own."""
-        if self._eof or self._rest.error is not None or self._has_ended():
+        if self._state & EOF or self._rest.error is not None or self._has_ended():
             self._lose(None)
             return
         self._start_timer()
@@ -361,8 +394,10 @@ class EpollConnection:
         except OSError:
             return True
 
-    def _watch(self, events: int) -> None:
-        old, self._events = self._events, events
+    def _watch(self, state: int) -> None:
+        """Its state is *state* from now on, as to the events."""
+        before, self._state = self._state, state
+        old, events = before & EVENTS, state & EVENTS
         if old == events:
             return
         epoll, descriptor = self._poll.epoll, self.descriptor
@@ -374,25 +409,27 @@ class EpollConnection:
             else:  # not modify: 0 would still tell of a peer that is gone, again and again
                 epoll.unregister(descriptor)
         except OSError as error:  # no memory
-            self._events = old
+            self._state = before
             self._lose(error)
 
     def _lose(self, error: OSError | None) -> None:
         """The end of the socket."""
-        descriptor, self.descriptor = self.descriptor, -1
+        descriptor = self.descriptor
         if descriptor < 0:
             return
-        if self._events:  # a close takes it out only if no other process has the socket
+        if self._address is None:
+            self._address = self._poll.name(descriptor)
+        self.descriptor = -1
+        if self._state & EVENTS:  # a close takes it out only if no other process has the socket
             try:
                 self._poll.epoll.unregister(descriptor)
             except OSError:
                 pass
-            self._events = 0
         os.close(descriptor)
         self._poll.forget(descriptor)
         if error is not None and self._rest.error is None:
             self._own().error = error.with_traceback(None)  # its frames hold us
-        self._eof, self._writable = True, False
+        self._state = self._state & ~EVENTS | EOF | MUTE
         timer = self._rest.timer
         if timer is not None:
             self._own().timer = None

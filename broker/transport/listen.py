@@ -253,19 +253,19 @@ class SocketListener:
                 loop.remove_reader(sock)
                 loop.call_later(ACCEPT_PAUSE, self._watch, sock)
                 return
-            address = self.url if self._address.scheme == "unix" else host_port(name[0], name[1])
-            self._begin(descriptor, address)
+            self._begin(descriptor, self.url if self._address.scheme == "unix" else name)
 
-    def _begin(self, descriptor: int, address: str) -> None:
+    def _begin(self, descriptor: int, name: str | tuple[Any, ...]) -> None:
         if len(self._admitting) >= self._options.maximum_handshakes:
             log.info("%s: too many handshakes at once, one connection dropped", self.url)
             os.close(descriptor)
             return
         if self._poll is None:
+            address = name if isinstance(name, str) else host_port(name[0], name[1])
             self._spawn(self._connect(socket.socket(fileno=descriptor), address))
             return
         try:
-            raw = self._poll.add(descriptor, address)
+            raw = self._poll.add(descriptor, name)
         except OSError as error:
             log.error("%s: cannot keep a connection: %s", self.url, error)
             return

@@ -19,7 +19,7 @@ import pytest
 from broker.errors import ConfigError
 from broker.transport import epoll
 from broker.transport.base import CHUNK, Connection, TransportOptions
-from broker.transport.epoll import TURN, EpollConnection, Poll
+from broker.transport.epoll import EVENTS, TURN, EpollConnection, Poll
 from broker.transport.listen import listen
 from broker.transport.tcp import TcpConnection
 from tests.peer import run_async
@@ -203,22 +203,36 @@ async def test_nothing_is_watched_without_need() -> None:
         connection, sock = await server.pair()
         made: Any = connection
         with sock:
-            assert made._events == select.EPOLLIN
+            assert made._state & EVENTS == select.EPOLLIN
             sending = asyncio.create_task(send(sock, BIG))
             await turns()
-            assert made._events == 0
+            assert made._state & EVENTS == 0
             assert len(await connection.read()) == CHUNK
-            assert made._events == select.EPOLLIN
+            assert made._state & EVENTS == select.EPOLLIN
             assert await read_size(connection, len(BIG) - CHUNK) == BIG[CHUNK:]
             await sending
             connection.write(BIG)
-            assert made._events == select.EPOLLIN | select.EPOLLOUT
+            assert made._state & EVENTS == select.EPOLLIN | select.EPOLLOUT
             assert await receive(sock, len(BIG)) == BIG
             await connection.drain()
-            assert made._events == select.EPOLLIN
+            assert made._state & EVENTS == select.EPOLLIN
             sock.shutdown(socket.SHUT_WR)
             assert await connection.read() == b""
-            assert made._events == 0
+            assert made._state & EVENTS == 0
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+@run
+async def test_its_address_is_known_after_its_end_whoever_has_its_descriptor_then(host: str) -> None:
+    async with serving(f"tcp://{host}:0", engine="epoll") as server:
+        addresses = []
+        for _ in range(2):  # the second gets the descriptor of the first
+            connection, sock = await server.pair()
+            with sock:
+                addresses.append((connection, f"{host}:{sock.getsockname()[1]}"))
+                assert connection.peer.address == addresses[-1][1]
+                connection.abort()
+        assert all(connection.peer.address == expected for connection, expected in addresses)
 
 
 @run
