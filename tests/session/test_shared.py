@@ -11,8 +11,6 @@ from broker.topic.subscription import Subscription
 from tests.session.make import Bench, Sent, message
 
 PUBACK, PUBREC, PUBCOMP = PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP
-
-
 SHARED = Subscription("$share/g/t", 2, share_name="g")
 
 
