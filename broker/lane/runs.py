@@ -7,7 +7,8 @@ reports one thing. A stretch is any packets, back to back.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, lru_cache
+from struct import Struct
 
 from broker.packet.message import (
     ENCODED_TOPICS,
@@ -25,33 +26,40 @@ from broker.session.queue import QueuedRun
 # costs as much as ten packets that are looked at. 100 publishers, 10 packets a read, us a message: 0.41 and
 # 1.39 with 8 for both, 0.31 and 1.10 with these.
 FEW, FEW_1 = 4, 12
-# So many are looked at one by one, in which strides are no better, so many at once then, and then all: a run
-# that ends early costs little.
-ONE_BY_ONE, GALLOP = 16, 256
+# So many are looked at in one go. Of more packets so many, and then by strides so many and then all: a run that
+# ends early costs little.
+AT_ONCE, FIRST, GALLOP = 64, 16, 256
 SHORT = 16 * 1024  # bytes: a packet of more is not for us
+
+
+@lru_cache(2048)
+def beginnings(length: int, size: int, count: int) -> Callable[..., tuple[bytes, ...]]:
+    """A function of bytes and a place: the first *length* bytes of *count* packets of *size* bytes there."""
+    return Struct(f"{length}s{size - length}x" * count).unpack_from
 
 
 def count_equal(data: bytes, at: int, size: int, beginning: bytes) -> int:
     """How many packets of *size* bytes with this *beginning* stand in *data* from *at* on, back to back.
 
-    May give less than there are. Cost: about 0.03 us a packet, 0.1 for the first.
+    May give less than there are. Cost: about 0.02 us a packet, 0.2 for the first.
     """
     all_of_them, length = (len(data) - at) // size, len(beginning)
-    known, place = 0, at
-    while known < all_of_them and known < ONE_BY_ONE and data[place : place + length] == beginning:
-        place += size
-        known += 1
-    if known < ONE_BY_ONE or known == all_of_them:
+    known = all_of_them if all_of_them <= AT_ONCE else FIRST
+    found = beginnings(length, size, known)(data, at)
+    if found.count(beginning) != known:
+        known = 0
+        while found[known] == beginning:
+            known += 1
         return known
     for most in (GALLOP, all_of_them):
+        if known == all_of_them:
+            break
         number = min(most, all_of_them)
         end = at + number * size
         for offset, byte in enumerate(beginning, at):
             if data[offset:end:size].count(byte) != number:
                 return known
         known = number
-        if known == all_of_them:
-            break
     return known
 
 

@@ -123,7 +123,7 @@ def test_equal_packets_are_counted_and_never_more(packets: list[bytes], length: 
     assert found == there or found in (16, 256)
 
 
-@pytest.mark.parametrize("count", [1, 15, 16, 17, 255, 256, 257, 3000])
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 63, 64, 65, 255, 256, 257, 3000])
 def test_all_of_a_long_run_are_counted(count: int) -> None:
     assert count_equal(b"-" + b"abcd" * count + b"ab", 1, 4, b"abc") == count
     if count > 256:
