@@ -12,7 +12,7 @@ from broker.lane.exactly import STEP
 from broker.packet.codec import encode
 from broker.packet.enums import Version
 from broker.packet.packets import Disconnect, Puback, Pubcomp, Publish, Pubrec, Pubrel
-from tests.lane.test_lane import by_hand, joined, publishes, take
+from tests.lane.by_hand import by_hand, joined, publishes, take
 from tests.peer import Clock, Peer, memory_broker, run_async
 
 V5 = Version.MQTT_5

@@ -16,7 +16,7 @@ from broker.packet.message import Message, as_message, plain_size, retained_pack
 from broker.packet.packets import Publish, Suback, Subscribe, SubscribeRequest
 from broker.store.budget import ByteBudget
 from broker.store.memory import MemoryRetainedStore
-from tests.lane.test_lane import by_hand, joined, take
+from tests.lane.by_hand import by_hand, joined, take
 from tests.peer import Peer, memory_broker, run_async
 
 LARGE = 1 << 40

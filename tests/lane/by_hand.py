@@ -1,0 +1,49 @@
+"""A broker without clocks of its own, and clients whose connections a test holds in its hand."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+from broker import Broker, Capacity, Config, Limits
+from broker.packet.codec import encode
+from broker.packet.enums import Version
+from broker.packet.packets import Connect, Publish, Subscribe, SubscribeRequest
+from tests.wire import Wire, turns
+
+V5 = Version.MQTT_5
+BY_HAND = Capacity(sweep_interval=0, sys_interval=0, fast_lane=True)
+
+
+def by_hand(**limits: Any) -> Config:
+    return Config(capacity=BY_HAND, limits=Limits(**limits))
+
+
+async def joined(broker: Broker, client_id: str, *filters: str, qos: int = 0) -> Wire:
+    """A client whose connection the test holds in its hand."""
+    wire = Wire()
+    broker._connections.accept(wire)
+    packets = [Connect(client_id, V5)]
+    data = b"".join(encode(packet, V5) for packet in packets)
+    if filters:
+        data += encode(Subscribe(1, [SubscribeRequest(one, qos) for one in filters]), V5)
+    wire.incoming.put_nowait(data)
+    await turns(10)
+    assert client_id in broker.clients
+    wire.sent()
+    return wire
+
+
+def publishes(*topics: str, qos: int = 0, payload: bytes = b"x") -> bytes:
+    packets = (
+        Publish(topic, payload, qos, packet_id=qos * (n % 65535 + 1)) for n, topic in enumerate(topics)
+    )
+    return b"".join(encode(packet, V5) for packet in packets)
+
+
+def take(broker: Broker, client_id: str, data: bytes) -> bytes:
+    """What the lane leaves of *data*. Names are matched in no time, unless a test has a clock for that."""
+    client, lane = broker.clients[client_id], broker._connections._terms.lane
+    topics = lane.__self__.known  # type: ignore[attr-defined]
+    topics.now = (lambda: 1.0) if topics.now is monotonic else topics.now
+    return lane(client, data)
