@@ -1,6 +1,7 @@
 """For the whole suite: no test is judged by the time it takes, and none writes to a real data folder."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -12,6 +13,17 @@ if os.environ.get("PYBROKER_CAPACITY_FAST_LANE") == "false":  # daemons read it 
 
 settings.register_profile("pybroker", deadline=None)
 settings.load_profile("pybroker")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def compiled_once() -> Iterator[None]:
+    """Some two thousand programs are started: they keep what they import compiled, whatever this one does.
+
+    Compiling the broker takes longer than all the rest of its start.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")
