@@ -211,7 +211,7 @@ class Broker:
 
     async def _let_go(self, client: Client) -> None:
         """Say goodbye, to one whose socket is slow after it has taken what is queued."""
-        await client.outbound.drained()
+        await client.drained()
         client.end(ServerShuttingDown("the broker is shutting down"), flush=True)
         await client.wait_closed()
 

@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from math import ceil, inf
 from struct import Struct
 from time import monotonic
 from typing import Any
 
 from broker.config import Protocol
 from broker.errors import ImplementationSpecificError, MqttError, PacketTooLarge, QuotaExceeded, StreamEnded
-from broker.hook.identity import NOTHING, Identified
+from broker.hook.identity import NOTHING
 from broker.hook.identity import Phase as Phase
 from broker.hook.limits import give_way, turn_end
 from broker.outbound import Outbound, WriteTerms
@@ -46,6 +47,7 @@ class ClientTerms(WriteTerms):
     dispatch: Callable[[Client, Packet], Awaitable[None] | None]
     serve: Callable[[Client, bytes], None]  # runs a client that has this to read, or more, or is at its end
     lane: Callable[[Client, bytes], bytes]  # the fast lane: gives what it does not take
+    moment: float = -inf  # when somebody was heard last, rounded up
     delivered: Callable[[str, Message, int], None] | None = None  # a PUBLISH is on its way
     express: Callable[[Client, bytes], bool] | None  # the same for CONNECT and DISCONNECT; whether it took it
     not_stored: Callable[[Client, bytes, Any, Exception], bytes | None]  # what an acknowledgement becomes
@@ -56,32 +58,30 @@ def no_lane(client: Client, data: bytes) -> bytes:
     return data
 
 
-class Client(Identified):
+class Client(Outbound[ClientTerms]):
     """One connection that speaks MQTT.
 
     What arrives is offered to the fast lane; `read_loop` alone decodes the rest and runs handlers, one packet
-    after the other. Whatever is to be sent goes into `outbound`; nothing that sends ever waits. While the
-    socket takes no more, QoS 0 is dropped and counted when `full`, QoS 1 and 2 stay in the session,
+    after the other. What is to be sent is put into the Outbound that it is; nothing that sends ever waits.
+    While the socket takes no more, QoS 0 is dropped and counted when `full`, QoS 1 and 2 stay in the session,
     and control packets are taken; a client that leaves too many of those unread is not read.
     """
 
     __slots__ = (
-        "_terms", "aliases", "bridge", "careful", "connect_expiry_interval", "counted_user", "ending",
-        "epoch", "handling", "last_packet_at", "maximum_packet_size", "normal", "outbound", "over",
-        "problem_information", "reader", "serving", "session", "task",
+        "aliases", "bridge", "careful", "connect_expiry_interval", "counted_user", "ending", "epoch",
+        "handling", "last_packet_at", "maximum_packet_size", "normal", "over", "problem_information",
+        "reader", "serving", "session", "task",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, terms: ClientTerms) -> None:
-        super().__init__(connection)
-        self._terms = terms
-        self.outbound = Outbound(connection, terms, self)
+        super().__init__(connection, terms)
         self.task: asyncio.Task[Any] | None = None  # what reads, unless the loop itself does
         self.serving = False  # somebody reads
         self.over = False  # nothing is read any more
         self.careful = False  # a Maximum Packet Size or Topic Aliases: no frame fits all
         self.ending: MqttError | None = None
         self.normal = self.handling = False  # the client said DISCONNECT 0x00; a handler is at work
-        self.last_packet_at = terms.clock()  # until it is connected: when it was accepted
+        self.heard()  # until it is connected: when it was accepted
         self.reader: PacketReader | None = None  # while something is read, or a packet is not whole
         self.session: Session | None = None
         self.epoch = 0
@@ -102,6 +102,13 @@ class Client(Identified):
         extra = self.own()
         extra.dropped = extra.dropped or Counter()
         extra.dropped[reason] += 1
+
+    def heard(self) -> None:
+        """A packet of it was read now. Who is heard in the same eighth of a second has the same 32 bytes."""
+        terms, now = self._terms, self._terms.clock()
+        if now > terms.moment:
+            terms.moment = ceil(8 * now) / 8  # none is ever thought to be silent too early
+        self.last_packet_at = terms.moment
 
     # ---- the life of the connection
 
@@ -136,7 +143,7 @@ class Client(Identified):
         self.over = True
         if self.extra.writer:
             self.extra.writer.cancel()
-        if not self.outbound.closed:
+        if not self.closed:
             self._close()
         self._connection.attach(None)
 
@@ -181,12 +188,12 @@ class Client(Identified):
                 packet, packets = None, []  # or they would be held until something comes again
             if progressed:
                 self.handling = False
-                self.last_packet_at = terms.clock()  # our own time is not the client's silence [B08]
+                self.heard()  # our own time is not the client's silence [B08]
             if reader.error is not None:
                 raise reader.error
             data = b""
             self.note_partial(progressed)
-            if self.outbound.swamped:
+            if self.swamped:
                 await self._until_taken()
         return True
 
@@ -260,9 +267,9 @@ class Client(Identified):
     async def _until_taken(self) -> None:
         """The client reads nothing of what it asks for: read no more of it until it does."""
         self.handling = True  # the time we do not read is not held against the client
-        await self.outbound.until_taken()
+        await self.until_taken()
         self.handling = False
-        self.last_packet_at = self._terms.clock()
+        self.heard()
 
     def fail(self, error: MqttError) -> None:
         """A breach by the client, or our own failure: say the Reason Code where the version has a way."""
@@ -288,7 +295,7 @@ class Client(Identified):
             self.phase = Phase.GONE
             self.ending = self.ending or error
             if data:
-                self.outbound.write(data)
+                self.write(data)
             self._close()
 
     def end(self, error: MqttError, *, flush: bool = False) -> None:
@@ -301,9 +308,9 @@ class Client(Identified):
             return
         connected = self.phase is Phase.CONNECTED
         self.ending = self.ending or error
-        if flush or not self.outbound.blocked:
-            self.outbound.flush()
-        self.outbound.discard()
+        if flush or not self.blocked:
+            self.flush()
+        self.discard()
         if connected and self.version is Version.MQTT_5:
             self._say_disconnect(error)
         self.phase = Phase.GONE
@@ -313,13 +320,13 @@ class Client(Identified):
 
     def _say_disconnect(self, error: MqttError) -> None:
         data = disconnect(error, self.maximum_packet_size, self._terms.protocol)
-        if data and not self.outbound.corked:  # a CONNACK that was not sent comes before everything
+        if data and not self.corked:  # a CONNACK that was not sent comes before everything
             self._terms.stats.messages_sent += 1
-            self.outbound.write(data)
+            self.write(data)
 
     def finish(self) -> None:
         """The client said DISCONNECT: send what is queued, read no more, close [MQTT-3.14.4-2]."""
-        self.outbound.flush()
+        self.flush()
         self.phase = Phase.GONE
         self._close()
 
@@ -331,9 +338,9 @@ class Client(Identified):
 
     def _close(self) -> None:
         if self.phase is not Phase.GONE:
-            self.outbound.flush()
+            self.flush()
             self.phase = Phase.GONE
-        self.outbound.close()
+        self.end_writing()
         if self.reader is not None:
             self.reader.discard()
         self._count_partial(0)
@@ -357,9 +364,8 @@ class Client(Identified):
         packet_id: int = 0, dup: bool = False, after: int = 0,
     ) -> bool:  # fmt: skip
         """Queue a PUBLISH; False: dropped and counted. See terms.Link, and Message.frame for its bytes."""
-        outbound = self.outbound
-        if qos == 0 and (outbound.full or (outbound.blocked and outbound.budget.low)):
-            reason = "outbound_full" if outbound.full else "memory"
+        if qos == 0 and (self.full or (self.blocked and self.budget.low)):
+            reason = "outbound_full" if self.full else "memory"
             self._terms.dropped(self.client_id, message, reason)
             return False
         if message.expires_at is not None:
@@ -382,22 +388,22 @@ class Client(Identified):
             self._terms.delivered(self.client_id, message, qos)
         journal = self._terms.journal
         after = after or journal.gate
-        if after or (qos and outbound.gate and journal.failure is None):
-            outbound.put_after(after, data)
+        if after or (qos and self.gate and journal.failure is None):
+            self.put_after(after, data)
         else:
-            outbound.put(data)
+            self.put(data)
         return True
 
     def publish_queued(self, session: Session) -> bool:
         """See terms.Link. Runs are the fast lane's: it knows what to do with their PUBACKs."""
-        outbound, terms = self.outbound, self._terms
+        terms = self._terms
         if self.careful or terms.lane is no_lane or terms.journal.gate:
             return False
         run, after = session.take_run(self.version)
-        if run is not None and (after or (outbound.gate and terms.journal.failure is None)):
-            outbound.put_after(after, run.packets, None, run.count)
+        if run is not None and (after or (self.gate and terms.journal.failure is None)):
+            self.put_after(after, run.packets, None, run.count)
         elif run is not None:
-            outbound.put(run.packets, run.count)
+            self.put(run.packets, run.count)
         terms.stats.publish_sent += 0 if run is None else run.count
         return run is not None
 
@@ -423,11 +429,6 @@ class Client(Identified):
         )
         return len(data) <= self.maximum_packet_size
 
-    @property
-    def full(self) -> bool:
-        """The socket takes no more, and enough waits for it; see terms.Link."""
-        return self.outbound.full
-
     def resumed(self) -> None:
         """The socket takes data again: so may the session."""
         if self.session is not None and self.session.link is self:
@@ -442,9 +443,9 @@ class Client(Identified):
             return
         data = fit(packet, self.version, self.maximum_packet_size)
         if data is not None and after:
-            self.outbound.put_after(after, data)
+            self.put_after(after, data)
         elif data is not None:
-            self.outbound.put_control(data)
+            self.put_control(data)
         elif isinstance(packet, Connack):
             self.abort(PacketTooLarge("CONNACK does not fit the client's Maximum Packet Size"))
         else:
@@ -454,29 +455,29 @@ class Client(Identified):
         """PUBACK 0x40, PUBREC 0x50, PUBREL 0x62 or PUBCOMP 0x70 of success; see Outbound.put_after."""
         if self.phase is Phase.GONE:
             return
-        if after or self.outbound.gate:
-            self.outbound.put_after(after, ACK.pack(first_byte, 2, packet_id), message)
+        if after or self.gate:
+            self.put_after(after, ACK.pack(first_byte, 2, packet_id), message)
         else:
-            self.outbound.put_control(ACK.pack(first_byte, 2, packet_id))
+            self.put_control(ACK.pack(first_byte, 2, packet_id))
 
     def answer(self, packet: Packet, after: int, message: Any = None) -> None:
         """As `acknowledge`, for one with another Reason Code."""
         data = fit(packet, self.version, self.maximum_packet_size)
         if data is None or self.phase is Phase.GONE:
             return
-        if after or self.outbound.gate:
-            self.outbound.put_after(after, data, message)
+        if after or self.gate:
+            self.put_after(after, data, message)
         else:
-            self.outbound.put_control(data)
+            self.put_control(data)
 
-    # ---- as the Owner of `outbound`
+    # ---- what Outbound needs of it
 
     def start_writing(self) -> None:
         self.own().writer = asyncio.create_task(self._guarded_write_loop())
 
     async def _guarded_write_loop(self) -> None:
         try:
-            await self.outbound.write_loop()
+            await self.write_loop()
         except Exception as error:
             self.write_failed(error)
 

@@ -6,11 +6,11 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from broker.config import Limits
 from broker.errors import MqttError
-from broker.hook.identity import NOBODY, Waiting
+from broker.hook.identity import Identified, Waiting
 from broker.hook.sound import failure_of
 from broker.hook.stats import Stats
 from broker.store.budget import ByteBudget
@@ -46,9 +46,9 @@ class Flusher:
     __slots__ = ("_dirty",)
 
     def __init__(self) -> None:
-        self._dirty: list[Outbound] = []
+        self._dirty: list[Outbound[Any]] = []
 
-    def add(self, outbound: Outbound) -> None:
+    def add(self, outbound: Outbound[Any]) -> None:
         """Flush *outbound* when everybody who is ready now has been read."""
         if not self._dirty:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -60,7 +60,8 @@ class Flusher:
             try:
                 outbound.flush_turn()
             except Exception as error:
-                outbound.owner.write_failed(error)
+                if not outbound.closed:
+                    outbound.write_failed(error)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,24 +77,11 @@ class WriteTerms:
     flusher: Flusher = field(default_factory=Flusher)
 
 
-class Owner(Protocol):
-    """Whose packets they are."""
-
-    def resumed(self) -> None:
-        """The socket takes data again."""
-
-    def start_writing(self) -> None:
-        """Run `Outbound.write_loop`: the socket takes no more, or there is a feed."""
-
-    def write_failed(self, error: Exception) -> None:
-        """A bug of ours: nothing can be written any more."""
-
-    def refused(self, acknowledgement: bytes, about: Any, failure: Exception) -> bytes | None:
-        """*acknowledgement* must not be sent; gives what is sent instead. *about* is what `put_after` got."""
+T = TypeVar("T", bound=WriteTerms)
 
 
-class Outbound:
-    """Packets of one client that wait to be written.
+class Outbound(Identified, Generic[T]):
+    """Packets of one client that wait to be written; the part of Client that sees to it.
 
     `put` never waits. Packets collect and are written once per turn of the loop by the Flusher, or
     earlier when a burst grows large. While the socket takes no more (`blocked`) the queue is
@@ -107,14 +95,13 @@ class Outbound:
     """
 
     __slots__ = (
-        "_bytes", "_connection", "_corked", "_packets", "_terms", "_waiting", "blocked",
-        "bytes_sent", "closed", "full", "gate", "owner",
+        "_bytes", "_corked", "_packets", "_terms", "_waiting", "blocked", "bytes_sent", "closed", "full",
+        "gate",
     )  # fmt: skip
 
-    def __init__(self, connection: Connection, terms: WriteTerms, owner: Owner) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, terms: T) -> None:
+        super().__init__(connection)
         self._terms = terms
-        self.owner = owner
         self.gate: deque[Gated] | None = None
         self._corked = 0  # the batch that must be committed before anything leaves
         self._packets = NO_PACKETS
@@ -134,6 +121,20 @@ class Outbound:
         if self._waiting is None:
             self._waiting = Waiting()
         return self._waiting
+
+    # ---- what Client does for it
+
+    def resumed(self) -> None:
+        """The socket takes data again."""
+
+    def start_writing(self) -> None:
+        """Run `write_loop`: the socket takes no more, or there is a feed."""
+
+    def write_failed(self, error: Exception) -> None:
+        """A bug of ours: nothing can be written any more."""
+
+    def refused(self, acknowledgement: bytes, about: Any, failure: Exception) -> bytes | None:
+        """*acknowledgement* must not be sent; gives what is sent instead. *about* is what `put_after` got."""
 
     # ---- taking
 
@@ -222,7 +223,7 @@ class Outbound:
             self._connection.abort()
             return False
         kept: deque[Gated] = deque()
-        refuse = self.owner.refused  # which may close us
+        refuse = self.refused  # which may close us
         for batch, data, about, count in tuple(self.gate or ()):
             if 0 < batch <= number and data[0] in ACKNOWLEDGEMENTS:
                 messages = about.revoke() if count else (about.about if isinstance(about, Held) else about,)
@@ -277,7 +278,7 @@ class Outbound:
             self._open_gate(self._terms.journal.done)
 
     def _refuse_held(self, data: bytes, about: Any, failure: MqttError) -> None:
-        refusal = self.owner.refused(data, about, failure)  # which may close us
+        refusal = self.refused(data, about, failure)  # which may close us
         if not self.closed:
             self._count_gated(-len(data))
             if refusal:
@@ -328,7 +329,7 @@ class Outbound:
 
     def _count_pending(self) -> int:
         """Keep what the connection holds in the budget; gives it."""
-        pending = self._connection.pending()
+        pending: int = self._connection.pending()
         if pending or self._waiting is not None:
             waiting = self._wait()
             if pending != waiting.pending_counted:
@@ -369,7 +370,7 @@ class Outbound:
         waker = waiting.waker
         if not waiting.writing and not self.closed:
             waiting.writing = True
-            self.owner.start_writing()
+            self.start_writing()
         elif waker is not None and not waker.done():
             waker.set_result(None)
 
@@ -385,7 +386,8 @@ class Outbound:
         self._count_pending()
         self.flush()
         self._tell_unblocked()
-        self.owner.resumed()
+        if not self.closed:
+            self.resumed()
 
     def _tell_unblocked(self) -> None:
         unblocked = None if self._waiting is None else self._waiting.unblocked
@@ -423,7 +425,7 @@ class Outbound:
         self._packets, self._bytes = NO_PACKETS, 0
         self._release()
 
-    def close(self) -> None:
+    def end_writing(self) -> None:
         """Nothing is written any more."""
         if self.closed:
             return
@@ -438,7 +440,6 @@ class Outbound:
                 waiting.feed.clear()  # a write loop that waits may hold it for a while
                 waiting.feed = None
             self._tell_unblocked()
-        self.owner = NOBODY  # else the client and we hold each other
 
     # ---- many retained messages: sent as the client takes them, never all at once
 

@@ -219,7 +219,7 @@ async def sleeper(broker: Broker, messages: int = 100, size: int = 2000) -> Peer
     for number in range(messages):
         await broker.publish("t", b"%03d" % number + b"x" * size)
         await turns(2)
-    assert broker.clients["sleeper"].outbound.blocked
+    assert broker.clients["sleeper"].blocked
     return peer
 
 

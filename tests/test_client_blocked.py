@@ -89,7 +89,7 @@ async def test_a_reader_that_stops_loses_qos_0_alone_and_nobody_else_notices() -
             largest = max(largest, message_bytes(broker))
         await turns()
         client = broker.clients["sleeper"]
-        assert client.outbound.blocked
+        assert client.blocked
         assert client.extra.dropped == Counter(outbound_full=broker.stats.dropped["outbound_full"])
         assert 0 < broker.stats.dropped["outbound_full"] < 700
         waiting = 700 * (len(payload) + 8 + OVERHEAD)
@@ -106,7 +106,7 @@ async def test_a_reader_that_stops_loses_qos_0_alone_and_nobody_else_notices() -
         assert qos_0 == 700 - broker.stats.dropped["outbound_full"]
         await sleeper.expect_nothing()
         assert message_bytes(broker) == 0
-        assert not client.outbound.blocked
+        assert not client.blocked
 
 
 @run_async
@@ -119,7 +119,7 @@ async def test_qos_0_for_a_blocked_socket_is_dropped_when_the_byte_budget_is_spe
         for _ in range(20):
             await broker.publish("t", b"x" * 10_000)
             await turns()
-        assert broker.clients["sleeper"].outbound.blocked
+        assert broker.clients["sleeper"].blocked
         assert broker.stats.dropped["memory"] > 0
         assert message_bytes(broker) < 50_000 + 10_100
 
@@ -135,9 +135,9 @@ async def test_a_peer_that_does_not_read_its_answers_is_not_read() -> None:
             peer.send_raw(b"\xc0\x00" * (pings // 10))
             await turns(3)
         client = broker.clients["greedy"]
-        await until(lambda: client.outbound._waiting.unblocked is not None, "the read loop waits")
+        await until(lambda: client._waiting.unblocked is not None, "the read loop waits")
         handled = broker.stats.messages_received
-        assert client.outbound.swamped and client.handling
+        assert client.swamped and client.handling
         assert handled <= 6 * 32_768
         assert message_bytes(broker) <= 4 * UNREAD_ACKS
         await turns(200)
@@ -156,14 +156,14 @@ async def test_while_memory_is_short_few_answers_are_left_unread() -> None:
         peer = Peer(broker)
         await peer.connect("greedy")
         client, budget = broker.clients["greedy"], broker._core.budget
-        while not client.outbound.blocked:
+        while not client.blocked:
             peer.send_raw(b"\xc0\x00" * 2048)
             await turns(10)
         peer.send_raw(b"\xc0\x00" * 2048)
         await turns(10)
-        assert not client.outbound.swamped
+        assert not client.swamped
         budget.take_anyway(budget.maximum)
-        assert client.outbound.swamped
+        assert client.swamped
         budget.give(budget.maximum)
 
 
@@ -179,7 +179,7 @@ async def test_while_memory_is_short_a_socket_that_takes_nothing_has_a_moment(
             await broker.publish("big", b"x" * 65536, qos=qos)
         await turns()
         client, budget = broker.clients["c"], broker._core.budget
-        assert client.outbound.blocked
+        assert client.blocked
         budget.take_anyway(short * budget.maximum)
         await to_the_border(broker, clock, seconds)
         await settle(broker, "c")

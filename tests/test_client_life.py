@@ -90,7 +90,7 @@ async def test_after_the_end_nothing_is_sent(end: str) -> None:
     bench.client.send(Pingresp())
     bench.client.acknowledge(0x40, 1)
     assert bench.client.publish(Message("t"), 0, False, ()) is True
-    bench.client.outbound.flush()
+    bench.client.flush()
     await turns()
     assert bench.wire.sent() == b""
     assert bench.budget.used == 0
@@ -126,7 +126,7 @@ async def test_what_waits_for_a_socket_that_takes_no_more_is_thrown_away(flush: 
         bench.client.send(Pingresp())
         await turns()
         bench.client.publish(Message("t", b"waits"), 0, False, ())
-        assert bench.client.outbound.blocked and bench.budget.used > 0
+        assert bench.client.blocked and bench.budget.used > 0
         bench.wire.sent()
         bench.client.end(ERROR, flush=flush)
         assert (b"waits" in (written := bench.wire.sent())) is flush
@@ -256,7 +256,7 @@ def test_a_bug_in_the_write_loop_is_logged_and_ends_that_client_alone(
             await bystander.connect("good")
             await bystander.subscribe("#")
             await bad.connect("bad", will=Will("will", b"of bad"))
-            broker.clients["bad"].outbound.feed("a", failing())
+            broker.clients["bad"].feed("a", failing())
             assert (await bystander.expect(Publish)).topic_name == "will"
             with contextlib.suppress(ConnectionResetError):
                 await bad.expect_end()
@@ -281,7 +281,7 @@ def test_a_bug_in_the_write_loop_while_a_hook_waits(caplog: pytest.LogCaptureFix
             await peer.connect("c")
             peer.send(Publish("wait"))
             await hook.entered.wait()
-            broker.clients["c"].outbound.feed("a", failing())
+            broker.clients["c"].feed("a", failing())
             await until(lambda: len(hook.calls) == 2)
             assert hook.calls == ["cancelled", "on_disconnect c 0x80"]
             assert not broker.clients

@@ -240,7 +240,7 @@ def test_what_another_loop_left_to_be_flushed_does_not_hold_up_the_next() -> Non
         await Peer(broker).connect("c")
 
     def end_in_the_middle() -> None:
-        broker._core.clients["c"].outbound.put(b"\xd0\0")
+        broker._core.clients["c"].put(b"\xd0\0")
         first.stop()
 
     first.run_until_complete(begin())

@@ -9,51 +9,33 @@ from typing import Any
 
 import pytest
 
-from broker.config import Limits
+from broker.client import Client
 from broker.errors import QuotaExceeded
-from broker.hook.stats import Stats
-from broker.outbound import FEED, GATED, Held, Outbound, WriteTerms
-from broker.store.budget import ByteBudget
+from broker.outbound import FEED, GATED, Held
 from broker.store.journal import RETRY
 from tests.peer import run_async
+from tests.sending import Sending
 from tests.store.make import Bench as Journaled
-from tests.wire import Wire, turns
+from tests.wire import turns
 
 PUBACK, PUBREC, PUBREL, PUBCOMP = b"\x40%d", b"\x50%d", b"\x62%d", b"\x70%d"
 QOS_0, QOS_1, QOS_2, QOS_1_DUP = b"\x30%d", b"\x32%d", b"\x34%d", b"\x3a%d"
 PING = b"\xd0\0"
 
 
-class Bench(Journaled):
+class Bench(Journaled, Sending):
     """An Outbound over a Wire, and a journal that commits when the test says so."""
 
     def __init__(self, ends: bool = False, **limits: Any) -> None:
-        super().__init__()
-        self.wire, self.stats = Wire(), Stats(0)
-        self.budget = ByteBudget(1 << 30)
-        self.times_resumed = 0
+        Journaled.__init__(self)
+        Sending.__init__(self, self.clock, self.journal, self._refused, **limits)
         self.refusals: list[tuple[bytes, Any]] = []
         self.ends = ends  # as 3.x does: a refusal ends the connection
-        terms = WriteTerms(
-            limits=Limits(**limits), clock=self.clock, stats=self.stats, budget=self.budget,
-            journal=self.journal,
-        )  # fmt: skip
-        self.outbound = Outbound(self.wire, terms, self)
-        self.loops: list[asyncio.Task[None]] = []
 
-    def start_writing(self) -> None:
-        self.loops.append(asyncio.create_task(self.outbound.write_loop()))
-
-    def write_failed(self, error: Exception) -> None:
-        raise error
-
-    def resumed(self) -> None:
-        self.times_resumed += 1
-
-    def refused(self, data: bytes, about: Any, failure: Exception) -> bytes | None:
+    def _refused(self, client: Client, data: bytes, about: Any, failure: Exception) -> bytes | None:
         self.refusals.append((data, about))
         if self.ends:
-            self.outbound.close()
+            client.end_writing()
             return None
         return b"!" + data
 
@@ -83,12 +65,8 @@ async def running(**fields: Any) -> AsyncIterator[Bench]:
     bench.start()
     try:
         yield bench
-        assert sum(not loop.done() for loop in bench.loops) <= 1
     finally:
-        for loop in bench.loops:
-            loop.cancel()
-        bench.outbound.close()
-        assert bench.budget.used == 0
+        bench.end()
 
 
 def pack(*numbered: tuple[bytes, int]) -> bytes:
@@ -181,7 +159,7 @@ async def test_close_lets_a_peer_go_that_waits_at_the_gate() -> None:
             bench.after(batch, PUBACK % 1)
         waiting = asyncio.create_task(bench.outbound.until_taken())
         await turns()
-        bench.outbound.close()
+        bench.outbound.end_writing()
         await turns()
         assert waiting.done() and bench.budget.used == 0
         await bench.commit()
@@ -267,7 +245,7 @@ async def test_a_hook_that_never_answers_stops_the_reading_until_the_end(how: st
         await turns()
         assert bench.outbound.swamped and not waiting.done()
         if how == "closed":
-            bench.outbound.close()
+            bench.outbound.end_writing()
         else:
             until.set_exception(QuotaExceeded("full"))
         assert await bench.sent() == b"" and waiting.done() and bench.budget.used == 0
@@ -507,7 +485,7 @@ async def test_close_while_corked() -> None:
     async with running() as bench:
         bench.outbound.cork(bench.change())
         bench.outbound.put_control(b"CONNACK")
-        bench.outbound.close()
+        bench.outbound.end_writing()
         assert bench.budget.used == 0
         await bench.fails()
         assert bench.wire.aborted == 0 and await bench.sent() == b""

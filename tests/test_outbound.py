@@ -9,43 +9,23 @@ from typing import Any
 
 import pytest
 
-from broker.config import Limits
-from broker.hook.stats import Stats
-from broker.outbound import BURST, FEED, UNREAD_ACKS, Outbound, WriteTerms
+from broker.outbound import BURST, FEED, UNREAD_ACKS
 from broker.store.base import levels_of
-from broker.store.budget import ByteBudget
 from broker.store.journal import Journal
 from tests.peer import Clock, run_async
-from tests.wire import Wire, turns, until
+from tests.sending import Sending
+from tests.wire import turns, until
 
 PENDING = 5  # bytes that `block` leaves in the connection
 
 
-class Bench:
+class Bench(Sending):
     """An Outbound over a Wire."""
 
     def __init__(self, **limits: Any) -> None:
-        self.wire, self.clock, self.stats = Wire(), Clock(), Stats(0)
-        self.budget = ByteBudget(1 << 30)
-        self.times_resumed = 0
-        terms = WriteTerms(
-            limits=Limits(**limits), clock=self.clock, stats=self.stats, budget=self.budget,
-            journal=Journal(None, levels_of("always", ()), self.clock),
-        )  # fmt: skip
-        self.outbound = Outbound(self.wire, terms, self)
-        self.loops: list[asyncio.Task[None]] = []
-
-    def start_writing(self) -> None:
-        self.loops.append(asyncio.create_task(self.outbound.write_loop()))
-
-    def write_failed(self, error: Exception) -> None:
-        raise error
-
-    def refused(self, acknowledgement: bytes, about: Any, failure: Exception) -> bytes | None:
-        raise failure
-
-    def resumed(self) -> None:
-        self.times_resumed += 1
+        self.clock = Clock()
+        journal = Journal(None, levels_of("always", ()), self.clock)
+        super().__init__(self.clock, journal, lambda *_: None, **limits)
 
     async def block(self, data: bytes = b"first") -> None:
         """The socket takes no more, and the write loop knows it."""
@@ -62,12 +42,8 @@ async def running(**limits: Any) -> AsyncIterator[Bench]:
     bench = Bench(**limits)
     try:
         yield bench
-        assert sum(not loop.done() for loop in bench.loops) <= 1
     finally:
-        for loop in bench.loops:
-            loop.cancel()
-        bench.outbound.close()
-        assert bench.budget.used == 0
+        bench.end()
 
 
 # ---- one write a turn
@@ -216,7 +192,7 @@ async def test_blocked_again_by_what_had_waited() -> None:
         assert (bench.wire.sent(), bench.outbound.blocked) == (b"third", False)
 
 
-@pytest.mark.parametrize("end", ["discard", "close"])
+@pytest.mark.parametrize("end", ["discard", "end_writing"])
 @run_async
 async def test_what_is_thrown_away_is_given_back(end: str) -> None:
     async with running() as bench:
@@ -236,7 +212,7 @@ async def test_what_is_thrown_away_is_given_back(end: str) -> None:
 async def test_after_close_nothing_is_written() -> None:
     async with running() as bench:
         bench.outbound.put(b"a")
-        bench.outbound.close()
+        bench.outbound.end_writing()
         bench.outbound.flush()
         await turns()
         assert bench.wire.sent() == b""
@@ -296,7 +272,7 @@ async def test_close_ends_the_wait_of_a_swamped_one() -> None:
         bench.outbound.put_control(b"x" * (UNREAD_ACKS + 1))
         waiting = asyncio.create_task(bench.outbound.until_taken())
         await turns()
-        bench.outbound.close()
+        bench.outbound.end_writing()
         await asyncio.wait_for(waiting, 1)
 
 
@@ -514,7 +490,7 @@ async def test_a_feed_ends_with_its_connection() -> None:
     async with running() as bench:
         feeding = Feeding(bench, "a", 10 * FEED).start()
         await turns(3)
-        bench.outbound.close()
+        bench.outbound.end_writing()
         given = feeding.given
         await turns(10)
         assert 0 < given == feeding.given

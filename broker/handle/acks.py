@@ -22,7 +22,7 @@ def handle_puback(core: Core, client: Client, packet: Puback) -> None:
     delivery = client.session.acknowledge(packet.packet_id, PacketType.PUBACK, packet.reason_code)
     if delivery is not None and core.hooks.hears_acknowledged:
         core.hooks.on_acknowledged(client.client_id, delivery.message, 1, packet.reason_code)
-    client.outbound.resume_feed()
+    client.resume_feed()
 
 
 def handle_pubrec(core: Core, client: Client, packet: Pubrec) -> None:
@@ -37,7 +37,7 @@ def handle_pubrec(core: Core, client: Client, packet: Pubrec) -> None:
         client.acknowledge(PUBREL, packet.packet_id, after)
     elif core.hooks.hears_acknowledged:  # it was refused
         core.hooks.on_acknowledged(client.client_id, delivery.message, 2, packet.reason_code)
-    client.outbound.resume_feed()
+    client.resume_feed()
 
 
 def handle_pubrel(core: Core, client: Client, packet: Pubrel) -> Awaitable[None] | None:
@@ -88,7 +88,7 @@ def _let_go(
     if client.extra.receiving is not None:
         client.extra.receiving.discard(packet_id)
     client.acknowledge(PUBCOMP, packet_id, core.journal.promise(before, message.topic_name))
-    client.outbound.resume_feed()
+    client.resume_feed()
 
 
 def _route_held(core: Core, message: Message, after: int) -> None:
@@ -109,7 +109,7 @@ def handle_pubcomp(core: Core, client: Client, packet: Pubcomp) -> None:
     delivery = client.session.acknowledge(packet.packet_id, PacketType.PUBCOMP, packet.reason_code)
     if delivery is not None and core.hooks.hears_acknowledged:
         core.hooks.on_acknowledged(client.client_id, delivery.message, 2, packet.reason_code)
-    client.outbound.resume_feed()
+    client.resume_feed()
 
 
 def _answer_unknown(

@@ -414,7 +414,7 @@ def _start(
     if packet.version is Version.MQTT_5:
         announcements.update(_announce(core, client, packet, session))
     if core.journal.failure is None:
-        client.outbound.cork(core.journal.promise(changes))
+        client.cork(core.journal.promise(changes))
     client.send(Connack(present and packet.version is not Version.MQTT_3_1, 0, announcements))
     log_connected(client, present)
     if core.hooks.look:

@@ -15,11 +15,11 @@ def check_deadlines(client: Client, limits: Limits, now: float) -> None:
         _check_connected(client, limits, now)
     elif not client.handling:
         _check_early(client, limits, now - client.last_packet_at)
-    client.outbound.resume_feed()
+    client.resume_feed()
     patience = limits.send_timeout
     if client.hurried and not (client.session and client.session.bytes):  # only QoS 0 waits, if anything
         patience = min(patience, HURRY)
-    if client.outbound.stalled(now, patience):
+    if client.stalled(now, patience):
         client.abort(MqttError(f"the socket took nothing for {patience:g} s"))
         client.cancel()
 

@@ -113,7 +113,7 @@ def _takes_time(core: Core, client: Client, session: Session) -> bool:
 def _sum_up(client: Client, ending: MqttError) -> None:
     """What hooks are told of a connection that is over."""
     info = client.info
-    info.bytes_sent = client.outbound.bytes_sent
+    info.bytes_sent = client.bytes_sent
     if isinstance(ending, DisconnectedByClient):
         info.ended_by = "client"
     else:

@@ -129,6 +129,6 @@ class Express:
         client.phase = Phase.CONNECTED
         client.accepted()
         core.stats.messages_sent += 1
-        client.outbound.write(self._connack[client.version])  # nothing comes before it, and nothing with it
+        client.write(self._connack[client.version])  # nothing comes before it, and nothing with it
         log_connected(client, False)
-        client.last_packet_at = core.clock()
+        client.heard()

@@ -61,7 +61,7 @@ async def handle_subscribe(core: Core, client: Client, packet: Subscribe) -> Non
             codes.append(subscription.qos)
     _tell_subscribed(core, client, packet, decided, codes)
     refused = next((error for error in decided if isinstance(error, MqttError)), None)
-    client.outbound.cork(core.journal.promise(before))
+    client.cork(core.journal.promise(before))
     client.send(Suback(packet.packet_id, codes, client.explain(refused) if refused else NO_PROPERTIES))
     found = [await _retained_for(core, session, *grant) for grant in granted]
     left = AT_ONCE
@@ -89,7 +89,7 @@ def _tell_subscribed(
 
 def _subscribe(core: Core, client: Client, session: Session, subscription: Subscription) -> bool:
     """Whether *subscription* takes the place of one with the same filter."""
-    client.outbound.end_feed(subscription.topic_filter)
+    client.end_feed(subscription.topic_filter)
     session.subscribe(subscription)
     return core.tree.subscribe(session, subscription)
 
@@ -268,14 +268,14 @@ def _send_retained(
     *left* is what the whole SUBSCRIBE may still cost at once; gives what of it is left then.
     """
     steps = _steps(core, client, session, subscription, messages)
-    while left > 0 and not client.outbound.feeding and not client.outbound.blocked:
+    while left > 0 and not client.feeding and not client.blocked:
         cost = next(steps, None)
         if cost is None:
             return left
         if cost == 0:
             break
         left -= cost
-    client.outbound.feed(subscription.topic_filter, steps)
+    client.feed(subscription.topic_filter, steps)
     return left
 
 
@@ -317,17 +317,16 @@ def _send_together(
     core: Core, client: Client, subscription: Subscription, part: list[Retained]
 ) -> list[Retained]:
     """Those of *part* with QoS 0 that nobody else has to look at, in one piece; gives the others."""
-    outbound = client.outbound
     own_bytes = client.extra.outbound_aliases is not None or client.maximum_packet_size is not None
     looked_at = core.hooks.inspects_delivery or core.hooks.hears_delivered
     careful = own_bytes or subscription.identifiers or looked_at
-    if careful or outbound.blocked or outbound.full or client.phase is not Phase.CONNECTED:
+    if careful or client.blocked or client.full or client.phase is not Phase.CONNECTED:
         return part
     together, alone = _fit_together(client, subscription, part)
     if together:
         core.stats.publish_sent += len(together)
         client.count_sent(len(together))
-        outbound.put(retained_packets(together, client.version), len(together))
+        client.put(retained_packets(together, client.version), len(together))
     return alone
 
 
@@ -402,7 +401,7 @@ async def handle_unsubscribe(core: Core, client: Client, packet: Unsubscribe) ->
             core.hooks.on_unsubscribed(client.info, topic_filter, code)
     properties = client.explain(refused) if refused else NO_PROPERTIES
     if session.state is not None:  # others may have changed something while hooks waited
-        client.outbound.cork(core.journal.promise(before))
+        client.cork(core.journal.promise(before))
     client.send(Unsuback(packet.packet_id, codes, properties))
 
 
@@ -426,7 +425,7 @@ def _remove(core: Core, client: Client, session: Session, topic_filter: str) -> 
     if not session.unsubscribe(topic_filter):
         return False
     core.tree.unsubscribe(session, topic_filter)
-    client.outbound.end_feed(topic_filter)
+    client.end_feed(topic_filter)
     if topic_filter.startswith("$share/"):
         core.router.hand_on(session, session.take_shared(topic_filter))
     return True

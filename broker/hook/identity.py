@@ -66,22 +66,6 @@ class Waiting:
         self.feed: dict[str, list[Iterator[int]]] | None = None
 
 
-class _Nobody:
-    """The owner of an Outbound after the end."""
-
-    def resumed(self) -> None: ...
-
-    def start_writing(self) -> None: ...
-
-    def write_failed(self, error: Exception) -> None: ...
-
-    def refused(self, acknowledgement: bytes, about: Any, failure: Exception) -> bytes | None:
-        return None
-
-
-NOBODY = _Nobody()
-
-
 class Identified:
     """Who a client is, and how far its connection has come.
 

@@ -22,14 +22,14 @@ class Member:
 
     __slots__ = ("collects", "five", "link", "outbound", "parts", "queues", "session")
 
-    outbound: Outbound
+    outbound: Outbound[Any]  # the same as link, which may be None
     five: bool
 
     def __init__(self, session: Session, link: Client | None) -> None:
         self.session = session
         self.link = link
         if link is not None:
-            self.outbound = link.outbound
+            self.outbound = link
             self.five = link.version is Version.MQTT_5
         self.parts: list[bytes] = []  # QoS 0 packets
         self.collects = False  # it was found to be ready in this read
@@ -37,7 +37,7 @@ class Member:
 
     @property
     def ready(self) -> bool:
-        """Whether a packet may be put into its outbound without asking anybody."""
+        """Whether a packet may be sent without asking anybody."""
         session, outbound = self.session, self.outbound
         return session.link is self.link and not (outbound.blocked or outbound.corked or session.queued_qos_0)
 

@@ -35,7 +35,7 @@ class Exactly:
 
     def take(self, client: Client, data: bytes, at: int) -> int:
         """Packets like the one at *at*; where those end that were served."""
-        if client.outbound.gate:
+        if client.gate:
             return at
         first = data[at]
         if first == PUBLISH_2:
@@ -128,7 +128,7 @@ class Exactly:
             self._answer(client, answers)
         elif at > begin:
             self._core.stats.messages_received += (at - begin) // 4
-            client.outbound.resume_feed()
+            client.resume_feed()
         return at
 
     def _answer(self, client: Client, answers: bytes) -> None:
@@ -138,5 +138,5 @@ class Exactly:
         count = len(answers) // 4
         self._core.stats.messages_received += count
         if client.phase is Phase.CONNECTED:
-            client.outbound.put_control(answers, count)
-        client.outbound.resume_feed()
+            client.put_control(answers, count)
+        client.resume_feed()

@@ -77,7 +77,7 @@ class Lane:
         core, session = self._core, client.session
         if session is None or client.phase is not Phase.CONNECTED or client.ending is not None:
             return data
-        shut = client.outbound.blocked or core.budget.low or client.outbound.swamped
+        shut = client.blocked or core.budget.low or client.swamped
         if shut and data[0] != PUBACK and not client.partial:
             return data
         held = client.partial
@@ -103,7 +103,7 @@ class Lane:
             client.own_reader().hold(data[at:])
             at = end
         if took:
-            client.last_packet_at = core.clock()
+            client.heard()
         if (held or client.partial) and (took or at == end):  # else the read loop goes on with it
             client.note_partial(took)
         if at == end:
@@ -381,12 +381,12 @@ class Lane:
 
     def _answer(self, client: Client, answer: bytes, stored: Any) -> None:
         """PUBACKs, which wait until the messages are *stored*, unless that is None."""
-        outbound, count = client.outbound, len(answer) // 4
-        if stored is not None or outbound.gate:
+        count = len(answer) // 4
+        if stored is not None or client.gate:
             after = 0 if stored is None else self._core.journal.promise(-1)
-            outbound.put_after(after, answer, stored, count)
+            client.put_after(after, answer, stored, count)
         else:
-            outbound.put_control(answer, count)
+            client.put_control(answer, count)
 
     def _send_all(self, client: Client, opened: list[Audience1]) -> Any:
         """Hand over the QoS 1 packets that were collected; what was stored of the last ones, or None."""
@@ -476,7 +476,7 @@ class Lane:
         if at > begin:
             session.pump()
             self._core.stats.messages_received += (at - begin) // 4
-            client.outbound.resume_feed()
+            client.resume_feed()
         return at
 
     def _take_pingreqs(self, client: Client, data: bytes, at: int) -> int:
@@ -485,6 +485,6 @@ class Lane:
         if found is None:
             return at
         count = (found.end() - at) // 2
-        client.outbound.put_control(PINGRESP * count, count)
+        client.put_control(PINGRESP * count, count)
         self._core.stats.messages_received += count
         return found.end()

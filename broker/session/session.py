@@ -11,6 +11,7 @@ from broker.session.inflight import Delivery, SentRun, State, blank
 from broker.session.queue import Queue
 from broker.session.terms import Link, Recorder, Terms
 from broker.session.will import NEVER, PendingWill
+from broker.store.budget import same
 from broker.topic.shared import Turn
 from broker.topic.subscription import Subscription, footprint
 
@@ -285,7 +286,7 @@ class Session(Queue):
 
     def charge(self, cost: int) -> None:
         """Count *cost* bytes (negative: no longer) of the budget for something that stays."""
-        self.fixed_bytes += cost
+        self.fixed_bytes = same(self.fixed_bytes + cost)
         self.terms.budget.take_anyway(cost)
 
     @property

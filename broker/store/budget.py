@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 RESERVE = 1 << 16  # bytes that a client may hold and be served still when the budget is spent
+NUMBERS = 4096  # different numbers that are shared
 SMALL = 4096  # bytes of a message that is passed on to a client which holds nothing, whatever others hold
+_numbers: dict[int, int] = {}
+
+
+def same(number: int) -> int:
+    """*number*, as one object for all who keep it for long: one above 256 takes 32 bytes."""
+    if len(_numbers) < NUMBERS:
+        return _numbers.setdefault(number, number)
+    return _numbers.get(number, number)
 
 
 class ByteBudget:

@@ -566,7 +566,7 @@ async def test_with_ack_what_cannot_be_taken_is_refused_and_leaves_no_gap(tmp_pa
 
 def peer_answers(broker: Broker) -> int:
     """Acknowledgements in the gate of the one client."""
-    return len(broker.clients["c"].outbound.gate or ())
+    return len(broker.clients["c"].gate or ())
 
 
 @pytest.mark.parametrize("fsync", ["interval", "ack"])

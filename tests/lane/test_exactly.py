@@ -116,7 +116,7 @@ async def test_who_holds_too_much_hears_it_from_the_others() -> None:
 async def test_behind_an_answer_that_waits_for_the_store_nothing_is_taken() -> None:
     async with memory_broker(by_hand()) as broker:
         await start(broker)
-        broker.clients["p"].outbound.put_after(10, encode(Puback(9), V5))
+        broker.clients["p"].put_after(10, encode(Puback(9), V5))
         assert take(broker, "p", publish(1)) == publish(1)
 
 

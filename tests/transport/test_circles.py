@@ -14,7 +14,7 @@ from broker.config import Transport
 from tests.peer import run_async
 from tests.wire import until
 
-KINDS = ("EpollConnection", "TcpConnection", "WebSocketConnection", "Client", "Outbound", "FrameReader")
+KINDS = ("EpollConnection", "TcpConnection", "WebSocketConnection", "Client", "FrameReader")
 UPGRADE = (
     b"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: mqtt\r\n\r\n"
