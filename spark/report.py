@@ -1,8 +1,9 @@
 """`python -m spark.report`: silver and bronze -> gold and its audit, as a table, JSON, or one HTML file.
 
 Computes the hours whose files changed since the last time, then tells of the period from --since to --until,
-in whole hours of UTC. Exit codes: 0 done, 1 the audit failed, 2 usage, 3 nothing to read. `--live` is a
-stream: rates by minute with a watermark of received_at, one JSON line for each batch.
+in whole hours of UTC. Where nothing changed no JVM is started. Exit codes: 0 done, 1 the audit failed, 2
+usage, 3 nothing to read. `--live` is a stream: rates by minute with a watermark of received_at, one JSON line
+for each batch.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -62,12 +64,15 @@ def run(chosen: argparse.Namespace) -> int:
             session = build("spark.report", chosen.master, pairs(chosen.conf))
             times = {"trigger": None if chosen.once else chosen.trigger, "watermark": chosen.watermark}
             return live.run(session, chosen.out, Ending().listen(), **times)
-    with alone(chosen.out / "_checkpoints" / "report"):
-        session = build("spark.report", chosen.master, pairs(chosen.conf))
-        try:
-            return report(session, chosen.out, since, until, chosen.format, chosen.output)
-        finally:
-            session.stop()
+    conf = pairs(chosen.conf)
+    with alone(chosen.out / "_checkpoints" / "report"), ExitStack() as at_end:
+
+        def built() -> SparkSession:
+            made = build("spark.report", chosen.master, conf)
+            at_end.callback(made.stop)
+            return made
+
+        return report(built, chosen.out, since, until, chosen.format, chosen.output)
 
 
 def hour_key(flag: str, given: str, up: bool) -> str:
@@ -82,8 +87,14 @@ def hour_key(flag: str, given: str, up: bool) -> str:
 
 
 def report(
-    session: SparkSession, out: Path, since: str | None, until: str | None, format: str, output: Path | None
+    session: Callable[[], SparkSession],
+    out: Path,
+    since: str | None,
+    until: str | None,
+    format: str,
+    output: Path | None,
 ) -> int:
+    """*session* is asked for one where gold is not up to date."""
     began = time.monotonic()
     gold = Gold(session, out)
     gold.refresh(since, until)

@@ -29,7 +29,7 @@ import re
 import shutil
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -167,6 +167,10 @@ class Table(ABC):
     def read(self, session: SparkSession, columns: Iterable[Column]) -> DataFrame: ...
 
     @abstractmethod
+    def files(self) -> list[Path]:
+        """What `read` reads: one Parquet file each, in folders that tell date and hour."""
+
+    @abstractmethod
     def hours(self) -> dict[Hour, frozenset[str]]:
         """Of each hour the batches or files that make it; of a table by date and hour."""
 
@@ -230,6 +234,10 @@ class ParquetTable(Table):
         if not any(self.folders()):
             return session.createDataFrame([], schema)
         return session.read.schema(schema).parquet(str(self.path))
+
+    def files(self) -> list[Path]:
+        settle(self.path)
+        return [file for folder in self.folders() for file in folder.glob("part-*")]
 
     def hours(self) -> dict[Hour, frozenset[str]]:
         settle(self.path)
@@ -311,22 +319,17 @@ class DeltaLakeTable(Table):
 
     def read(self, session: SparkSession, columns: Iterable[Column]) -> DataFrame:
         """Partition columns come from the paths: files of several folders have no base for Spark."""
-        columns, table = list(columns), self.table()
-        files = table.file_uris() if table else []
+        files = self.files()
         if not files:
             return session.createDataFrame([], ddl(columns))
-        inside = ddl(column for column in columns if column.name not in self.partitions)
-        found = session.read.schema(inside).option("recursiveFileLookup", "true").parquet(*files)
-        for column in columns:
-            if column.name in self.partitions:
-                value = F.regexp_extract(F.col("_metadata.file_path"), rf"/{column.name}=([^/]*)/", 1)
-                found = found.withColumn(column.name, value.cast(column.type))
-        return found.select(*[column.name for column in columns])
+        return read_files(session, files, list(columns), self.partitions)
+
+    def files(self) -> list[Path]:
+        table = self.table()
+        return [Path(uri) for uri in table.file_uris()] if table else []
 
     def hours(self) -> dict[Hour, frozenset[str]]:
-        table = self.table()
-        files = [Path(uri) for uri in table.file_uris()] if table else []
-        return by_hour((hour_in(file), file.name) for file in files)
+        return by_hour((hour_in(file), file.name) for file in self.files())
 
     def done(self) -> dict[str, int]:
         kept = list(self.progress())
@@ -356,6 +359,19 @@ class DeltaLakeTable(Table):
             True,
             statistics(file),
         )
+
+
+def read_files(
+    session: SparkSession, files: Iterable[Path], columns: Sequence[Column], partitions: Iterable[str]
+) -> DataFrame:
+    """*columns* of Parquet files in any folders; those of *partitions* are in the names of the folders."""
+    inside = ddl(column for column in columns if column.name not in partitions)
+    found = session.read.schema(inside).option("recursiveFileLookup", "true").parquet(*map(str, files))
+    for column in columns:
+        if column.name in partitions:
+            value = F.regexp_extract(F.col("_metadata.file_path"), rf"/{column.name}=([^/]*)/", 1)
+            found = found.withColumn(column.name, value.cast(column.type))
+    return found.select(*[column.name for column in columns])
 
 
 def delta_lake() -> Any:

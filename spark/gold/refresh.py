@@ -11,11 +11,11 @@ bytes, and what comes late changes the hour that it belongs to and no other.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from spark.gold import audit, delivery, traffic
 from spark.gold.hours import (
@@ -31,8 +31,9 @@ from spark.gold.hours import (
     within,
     write_marks,
 )
+from spark.gold.rows import rows
 from spark.schema import KINDS, Column
-from spark.tables import bronze, log_gaps, open_table, quarantine_lines
+from spark.tables import bronze, open_table
 
 HOUR, DAY = ("date", "hour"), ("date",)
 LATE_TYPES = {"received_at": "timestamp", "event_time": "timestamp", "date": "date", "hour": "int"}
@@ -42,12 +43,19 @@ DROPPED_WITHIN = 1  # hours after its message that a dropped delivery still find
 
 
 class Gold:
-    """The tables below OUT/gold. `refresh` first; `read` gives one of them."""
+    """The tables below OUT/gold. `refresh` first; `read` and `files` give one of them.
 
-    def __init__(self, session: SparkSession, out: Path) -> None:
-        self.session, self.out, self.path = session, out, out / "gold"
+    *session* is asked for one when there is something to compute, and not before: a JVM takes seconds.
+    """
+
+    def __init__(self, session: Callable[[], SparkSession], out: Path) -> None:
+        self._session, self.out, self.path = session, out, out / "gold"
         self.books: list[audit.Account] = []
         self.computed: set[str] = set()
+
+    @cached_property
+    def session(self) -> SparkSession:
+        return self._session()
 
     @property
     def ok(self) -> bool:
@@ -55,10 +63,13 @@ class Gold:
 
     def read(self, name: str) -> DataFrame | None:
         """None where it has no rows yet."""
+        found = any((self.path / name).rglob("part-*"))
+        return self.session.read.parquet(str(self.path / name)) if found else None
+
+    def files(self, name: str) -> list[Path]:
+        """Of a table by hour or by day; in order of time."""
         path = self.path / name
-        if not any(path.rglob("part-*")):
-            return None
-        return self.session.read.parquet(str(path))
+        return sorted([*path.glob("date=*/part-*"), *path.glob("date=*/hour=*/part-*")])
 
     def refresh(self, since: str | None = None, until: str | None = None) -> None:
         """Every hour of the period whose files are not those that gold was made from; then the audit."""
@@ -162,15 +173,19 @@ class Gold:
 
     def audit(self) -> None:
         """The books of all nodes and epochs, whatever the period: what is missing may be anywhere."""
-        absent = F.col("bad").startswith("missing").alias("absent")
         places = ("kind", "node", "epoch", "offset", "lost")
-        bad = quarantine_lines(self.session, self.out).select(*places, absent).collect()
-        gaps = log_gaps(self.session, self.out).select(*places).collect()
+        lines, gaps = (
+            open_table(self.out, "quarantine/lines"),
+            open_table(self.out, "log_gaps", partitions=()),
+        )
         self.books = []
         for kind in KINDS:
-            blocks = self.read(f"blocks/{kind}")
-            rows = [] if blocks is None else audit.merged(blocks).collect()
-            mine = [row for row in bad if row.kind == kind], [row for row in gaps if row.kind == kind]
-            self.books += audit.accounts(kind, rows, *mine)
-        made = self.session.createDataFrame([account.row() for account in self.books], audit.ROW)
-        made.coalesce(1).write.mode("overwrite").parquet(str(self.path / "audit"))
+            counts = audit.merged(rows(self.files(f"blocks/{kind}"), *audit.COLUMNS))
+            bad = (
+                {**row, "absent": row["bad"].startswith("missing")}
+                for row in rows(lines.files(), *places, "bad")
+                if row["kind"] == kind
+            )
+            lost = (row for row in rows(gaps.files(), *places) if row["kind"] == kind)
+            self.books += audit.accounts(kind, counts, bad, lost)
+        audit.write(self.path / "audit", self.books)

@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import parquet
 
-from spark.gold.hours import as_plain
+from spark.gold.hours import key_of, within
 from spark.gold.refresh import Gold
-from spark.gold.sketch import add, middle, quantile_of
+from spark.gold.rows import added, best, moment, pieces, rows, sketches
+from spark.gold.sketch import middle, quantile_of
 from spark.silver.tables import payloads_table
+from spark.tables import hour_in
 
 STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 360, 720, 1440)  # minutes of one point of a plot
 POINTS = 240  # of a plot at most
 ROOTS = 6  # of a plot; the others are added up
 LISTED = 12  # rows of a table
+REASONS = 100  # of drops
 OTHERS = "(others)"
 SHARES = (0.5, 0.95, 0.99)
+ENDS = ("first", "last")
+TROUBLE = ("messages", "bytes", "connections", "refused", "takeovers", "keep_alive_losses")  # of clients
+PLACE = ("worst_latency", "worst_node", "worst_epoch", "worst_offset", "minute")  # no ties
 
 
 def summary(gold: Gold, since: str | None, until: str | None) -> dict[str, Any]:
     """Keys: period, totals, rates, latency, top, sizes, drops, late, clients, dead, quarantine, audit."""
     tables = Tables(gold, since, until)
-    minutes = tables.span()
-    step = step_of(minutes)
-    rates = tables.rates(step)
-    unread = tables.quarantine()
+    period = tables.period()
+    step = step_of(minutes_of(period))
     return {
-        "period": {**tables.period(), "step_minutes": step},
-        "totals": {**tables.totals(), "quarantined": sum(row["count"] for row in unread)},
-        "rates": rates,
+        "period": {**period, "step_minutes": step},
+        "totals": tables.totals(),
+        "rates": tables.rates(step),
         "latency": tables.latency(step),
         "top": tables.top(),
         "sizes": tables.sizes(),
@@ -39,10 +47,18 @@ def summary(gold: Gold, since: str | None, until: str | None) -> dict[str, Any]:
         "late": tables.late(),
         "clients": tables.clients(),
         "dead": tables.dead(),
-        "quarantine": unread[:LISTED],
+        "quarantine": tables.quarantine(),
         "audit": [account.row() for account in gold.books],
         "ok": gold.ok,
     }
+
+
+def minutes_of(period: dict[str, Any]) -> int:
+    """From the minute of the first message to that of the last."""
+    if period["first"] is None:
+        return 0
+    first, last = (datetime.fromisoformat(period[name]).replace(second=0, microsecond=0) for name in ENDS)
+    return (last - first) // timedelta(minutes=1) + 1
 
 
 def step_of(minutes: int) -> int:
@@ -52,191 +68,201 @@ def step_of(minutes: int) -> int:
 
 
 class Tables:
-    """Queries over gold within one period."""
+    """What the tables of gold say of one period."""
 
     def __init__(self, gold: Gold, since: str | None, until: str | None) -> None:
         self.gold, self.since, self.until = gold, since, until
 
-    def table(self, name: str) -> DataFrame | None:
-        """Rows of whole hours, or of whole days."""
-        rows = self.gold.read(name)
-        if rows is None:
-            return None
-        by_day = "hour" not in rows.columns
-        text = F.col("date").cast("string")
-        key = text if by_day else F.format_string("%sT%02d", text, F.col("hour"))
-        for bound, keep in ((self.since, key.__ge__), (self.until, key.__lt__)):
-            if bound is not None:
-                rows = rows.filter(keep(bound[:10] if by_day and keep == key.__ge__ else bound))
-        return rows
+    def files(self, name: str) -> list[Path]:
+        """Of whole hours; of a table by day, of every day that the period touches."""
+        return [file for file in self.gold.files(name) if self.inside(file)]
 
-    def span(self) -> int:
-        """Minutes from the first to the last."""
-        rates = self.table("rates")
-        if rates is None:
-            return 0
-        [row] = rates.agg(F.min("minute").alias("first"), F.max("minute").alias("last")).collect()
-        return 0 if row.first is None else int((row.last - row.first).total_seconds() // 60) + 1
+    def inside(self, file: Path) -> bool:
+        place = file.relative_to(self.gold.out)
+        if any(part.startswith("hour=") for part in place.parts):
+            return bool(within([key_of(hour_in(place))], self.since, self.until))
+        since = None if self.since is None else f"{self.since[:10]}T00"
+        return bool(within([f"{day_of(file)}T00"], since, self.until))
+
+    def unread(self) -> list[Path]:
+        """Files of quarantine/payloads."""
+        return [file for file in payloads_table(self.gold.out).files() if self.inside(file)]
+
+    def pieces(self, name: str, *columns: str) -> Iterator[pa.Table]:
+        return pieces(self.files(name), *columns)
 
     def period(self) -> dict[str, Any]:
-        topics = self.table("topic_hours")
-        if topics is None:
-            return {"first": None, "last": None}
-        [row] = topics.agg(F.min("first").alias("first"), F.max("last").alias("last")).collect()
-        return {"first": as_plain(row["first"]), "last": as_plain(row["last"])}
+        found = [(pc.min(each["first"]), pc.max(each["last"])) for each in self.pieces("topic_hours", *ENDS)]
+        if not found:
+            return dict.fromkeys(ENDS)
+        first, last = min(one.as_py() for one, _ in found), max(one.as_py() for _, one in found)
+        return {"first": moment(first), "last": moment(last)}
 
     def totals(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"messages": 0, "bytes": 0, "topics": 0, "dropped": 0}
-        rates, topics = self.table("rates"), self.table("topic_hours")
-        if rates is not None and topics is not None:
-            names = ("messages", "bytes", "qos0", "qos1", "qos2", "retained", "dup")
-            publishers = F.hll_sketch_estimate(F.hll_union_agg("publishers_sketch")).alias("publishers")
-            [row] = rates.agg(*[F.sum(name).alias(name) for name in names], publishers).collect()
-            found |= {name: value or 0 for name, value in row.asDict().items()}
-            found["topics"] = topics.select("topic").distinct().count()
-        if (drops := self.table("drops")) is not None:
-            found["dropped"] = drops.agg(F.sum("count")).collect()[0][0] or 0
+        names = ("messages", "bytes", "qos0", "qos1", "qos2", "retained", "dup")
+        found = dict.fromkeys(names, 0)
+        for piece in self.pieces("rates", *names):
+            for name in names:
+                found[name] += pc.sum(piece[name]).as_py() or 0
+        found["topics"] = self.distinct("topic_hours", "topic")
+        found["publishers"] = self.distinct("client_hours", "client_id")
+        drops = self.pieces("drops", "count")
+        found["dropped"] = sum(pc.sum(piece["count"]).as_py() or 0 for piece in drops)
+        found["quarantined"] = sum(parquet.read_metadata(file).num_rows for file in self.unread())
         return found
+
+    def distinct(self, table: str, column: str) -> int:
+        """Different values; one row in memory for each of them."""
+        each = added(self.pieces(table, column), [column])
+        return sum(len(table) - table[column].null_count for table in each)
 
     def rates(self, step: int) -> dict[str, Any]:
         """{"roots": names, "points": [{"at": ms since 1970, "messages": {root: n}, "bytes": n}]}."""
-        rows = self.table("rates")
-        if rows is None:
-            return {"roots": [], "points": []}
-        totals = rows.groupBy("root").agg(F.sum("messages").alias("n")).orderBy(F.desc("n"), "root")
-        ranked = [row.root for row in totals.limit(ROOTS + 1).collect()]
+        totals = added(self.pieces("rates", "root", "messages"), ["root"], ["messages"])
+        order = [("messages", "descending"), ("root", "ascending")]
+        ranked = [row["root"] for row in best(totals, order, ROOTS + 1)]
         roots = ranked if len(ranked) <= ROOTS else [*ranked[: ROOTS - 1], OTHERS]
-        named = F.when(F.col("root").isin(roots), F.col("root")).otherwise(OTHERS).alias("root")
-        sums = F.sum("messages").alias("messages"), F.sum("bytes").alias("bytes")
-        found = rows.select(at(step), named, "messages", "bytes").groupBy("at", "root").agg(*sums).collect()
+        names = pa.array(roots, pa.string())
+
+        def named(piece: pa.Table) -> pa.Table:
+            root = pc.if_else(pc.is_in(piece["root"], value_set=names), piece["root"], OTHERS)
+            at = by_step(piece["minute"], step)
+            return pa.table({"at": at, "root": root, "messages": piece["messages"], "bytes": piece["bytes"]})
+
+        every = map(named, self.pieces("rates", "minute", "root", "messages", "bytes"))
         points: dict[int, dict[str, Any]] = {}
-        for row in sorted(found, key=lambda row: (row["at"], row.root)):
-            point = points.setdefault(row["at"], {"at": row["at"], "messages": {}, "bytes": 0})
-            point["messages"][row.root] = row.messages
-            point["bytes"] += row.bytes
+        for found in added(every, ["at", "root"], ["messages", "bytes"]):
+            for row in found.sort_by([("at", "ascending"), ("root", "ascending")]).to_pylist():
+                point = points.setdefault(row["at"], {"at": row["at"], "messages": {}, "bytes": 0})
+                point["messages"][row["root"]] = row["messages"]
+                point["bytes"] += row["bytes"]
         return {"roots": roots, "points": list(points.values())}
 
     def latency(self, step: int) -> dict[str, Any]:
         """{"points": [...], "all": [...], "worst": ...}: percentiles in microseconds, by kind of delivery."""
-        rows = self.table("latency")
-        if rows is None:
-            return {"points": [], "all": [], "worst": None}
-        chosen = rows.select(at(step), "qos", "delivered_sketch", "acked_sketch").collect()
-        points: dict[int, dict[str, list[Any]]] = {}
-        of_qos: dict[tuple[str, int], list[Any]] = {}
-        for row in chosen:
-            for kind in ("delivered", "acked"):
-                if sketch := row[f"{kind}_sketch"]:
-                    points.setdefault(row["at"], {}).setdefault(kind, []).append(sketch)
-                    of_qos.setdefault((kind, row.qos), []).append(sketch)
-        place = F.struct("worst_latency", "worst_node", "worst_epoch", "worst_offset", "minute")
-        [worst] = rows.agg(F.max(place).alias("w")).collect()
+        points: dict[int, dict[str, Any]] = {}
+        every = []
+        for kind in ("delivered", "acked"):
+            sketch = f"{kind}_sketch"
+
+            def timed(piece: pa.Table) -> pa.Table:
+                return piece.append_column("at", by_step(piece["minute"], step))
+
+            by_time = sketches(map(timed, self.pieces("latency", "minute", sketch)), ["at"], sketch)
+            for (at,), buckets in by_time.items():
+                points.setdefault(at, {"at": at})[kind] = percentiles(buckets)
+            by_qos = sketches(self.pieces("latency", "qos", sketch), ["qos"], sketch)
+            every += [
+                {"kind": kind, "qos": qos, **percentiles(buckets)} for (qos,), buckets in by_qos.items()
+            ]
+        every.sort(key=lambda row: (row["kind"], row["qos"]))
+        worst = best(self.pieces("latency", *PLACE), [(name, "descending") for name in PLACE], 1)
         return {
-            "points": [
-                {"at": when, **{kind: percentiles(each) for kind, each in kinds.items()}}
-                for when, kinds in sorted(points.items())
-            ],
-            "all": [
-                {"kind": kind, "qos": qos, **percentiles(each)}
-                for (kind, qos), each in sorted(of_qos.items())
-            ],
-            "worst": as_plain(worst.w),
+            "points": [points[at] for at in sorted(points)],
+            "all": every,
+            "worst": worst[0] if worst else None,
         }
 
     def top(self) -> dict[str, list[dict[str, Any]]]:
         """`topic` and `client`: the loudest, by messages, of the hours' own lists."""
-        rows = self.table("top")
-        found: dict[str, list[dict[str, Any]]] = {"topic": [], "client": []}
-        if rows is None:
-            return found
-        sums = F.sum("messages").alias("messages"), F.sum("bytes").alias("bytes")
-        ranked = rows.filter("measure = 'messages'").groupBy("by", "name").agg(*sums)
-        for by in found:
-            best = ranked.filter(F.col("by") == by).orderBy(F.desc("messages"), "name").limit(LISTED)
-            found[by] = [as_plain(row) for row in best.drop("by").collect()]
-        return found
+        columns = ("by", "measure", "name", "messages", "bytes")
+        ranked = (piece.filter(pc.field("measure") == "messages") for piece in self.pieces("top", *columns))
+        found = added(ranked, ["by", "name"], ["messages", "bytes"])
+        order = [("messages", "descending"), ("name", "ascending")]
+
+        def of(by: str) -> list[dict[str, Any]]:
+            return best((each.filter(pc.field("by") == by).drop("by") for each in found), order, LISTED)
+
+        return {by: of(by) for by in ("topic", "client")}
 
     def sizes(self) -> dict[str, Any]:
         """Payload sizes in bytes: {"counts": [[from, count]], "p50", ...}; each bar twice the one before."""
-        rows = self.table("topic_hours")
-        if rows is None:
-            return {"counts": []}
-        pair = F.explode("size_sketch").alias("p")
-        sums = rows.select(pair).groupBy("p.bucket").agg(F.sum("p.count").alias("n")).collect()
-        sketch = {row.bucket: row.n for row in sums}
+        pieces = self.pieces("topic_hours", "size_sketch")
+        sketch = sketches(pieces, (), "size_sketch").get((), {})
         bars: dict[int, int] = {}
         for bucket, count in sketch.items():
             size = middle(bucket)
             bar = 0 if size < 1 else 1 << int(math.log2(size) + 1e-6)
             bars[bar] = bars.get(bar, 0) + count
-        shares = {f"p{share * 100:.0f}": quantile_of(sketch, share) for share in SHARES}
-        return {"counts": [[bar, bars[bar]] for bar in sorted(bars)], **shares}
+        return {"counts": [[bar, bars[bar]] for bar in sorted(bars)], **shares(sketch)}
 
     def drops(self) -> list[dict[str, Any]]:
-        rows = self.table("drops")
-        if rows is None:
-            return []
-        sums = F.sum("count").alias("count"), F.sum("bytes").alias("bytes")
-        made = rows.groupBy("reason", "root").agg(*sums).orderBy(F.desc("count"), "reason", "root")
-        return [as_plain(row) for row in made.limit(100).collect()]
+        keys, sums = ("reason", "root"), ("count", "bytes")
+        found = added(self.pieces("drops", *keys, *sums), keys, sums)
+        order = [("count", "descending"), ("reason", "ascending"), ("root", "ascending")]
+        return best(found, order, REASONS)
 
     def late(self) -> list[dict[str, Any]]:
-        rows = self.table("late")
-        if rows is None:
-            return []
-        names = ("rule", "messages", "over_watermark", "future", "latest_ms", "lateness_sketch")
-        rules: dict[str, list[Any]] = {}
-        for row in rows.select(*names).collect():
-            rules.setdefault(row.rule, []).append(row)
-        found = []
-        for rule, hours in sorted(rules.items()):
-            sketch = add([row.lateness_sketch for row in hours])
-            shares = {f"p{share * 100:.0f}": quantile_of(sketch, share) for share in SHARES}
-            sums = {name: sum(row[name] for row in hours) for name in names[1:4]}
-            found.append({"rule": rule, **sums, "latest_ms": max(row.latest_ms for row in hours), **shares})
-        return found
+        sums = ("messages", "over_watermark", "future")
+        rules: dict[str, dict[str, Any]] = {}
+        for row in rows(self.files("late"), "rule", *sums, "latest_ms"):
+            found = rules.setdefault(row["rule"], dict.fromkeys(sums, 0) | {"latest_ms": row["latest_ms"]})
+            found |= {name: found[name] + row[name] for name in sums}
+            found["latest_ms"] = max(found["latest_ms"], row["latest_ms"])
+        column = "lateness_sketch"
+        every = sketches(self.pieces("late", "rule", column), ["rule"], column)
+        return [{"rule": rule, **rules[rule], **shares(every.get((rule,), {}))} for rule in sorted(rules)]
 
     def clients(self) -> list[dict[str, Any]]:
         """Those with the most connections, refusals, takeovers and Keep Alive losses."""
-        rows = self.table("clients")
-        if rows is None:
-            return []
-        names = ("messages", "bytes", "connections", "refused", "takeovers", "keep_alive_losses")
-        seconds = ("connection_seconds", "session_seconds")
-        sums = [F.sum(name).alias(name) for name in (*names, *seconds)]
-        trouble = F.col("refused") + F.col("takeovers") + F.col("keep_alive_losses")
-        made = rows.groupBy("client_id").agg(*sums).filter("connections + refused > 0")
-        made = made.orderBy(trouble.desc(), F.desc("connections"), "client_id")
-        return [as_plain(row) for row in made.limit(LISTED).collect()]
+        names = (*TROUBLE, "connection_seconds", "session_seconds")
+        order = [("trouble", "descending"), ("connections", "descending"), ("client_id", "ascending")]
+
+        def troubled(found: pa.Table) -> pa.Table:
+            found = found.filter((pc.field("connections") + pc.field("refused")) > 0)
+            trouble = pc.add(pc.add(found["refused"], found["takeovers"]), found["keep_alive_losses"])
+            return found.append_column("trouble", trouble)
+
+        every = added(self.pieces("clients", "client_id", *names), ["client_id"], names)
+        listed = best(map(troubled, every), order, LISTED)
+        return [{name: row[name] for name in ("client_id", *names)} for row in listed]
 
     def dead(self) -> list[dict[str, Any]]:
-        rows = self.table("topics")
-        if rows is None:
-            return []
-        names = ("date", "topic", "messages", "last", "mean_gap", "largest_gap")
-        made = rows.filter("dead").select(*names).orderBy(F.desc("date"), F.desc("messages"), "topic")
-        return [as_plain(row) for row in made.limit(LISTED).collect()]
+        """The newest first: of each day, which is in the name of a file's folder."""
+        names = ("topic", "messages", "last", "mean_gap", "largest_gap")
+        order = [("messages", "descending"), ("topic", "ascending")]
+        days: dict[str, list[Path]] = {}
+        for file in self.files("topics"):
+            days.setdefault(day_of(file), []).append(file)
+        found: list[dict[str, Any]] = []
+        for day in sorted(days, reverse=True):
+            silent = (piece.filter(pc.field("dead")) for piece in pieces(days[day], *names, "dead"))
+            found += [
+                {"date": day} | row for row in best((each.drop("dead") for each in silent), order, LISTED)
+            ]
+            if len(found) >= LISTED:
+                break
+        return found[:LISTED]
 
     def quarantine(self) -> list[dict[str, Any]]:
-        from spark.silver.tables import PAYLOADS
-
-        table = payloads_table(self.gold.out)
-        if not table.exists():
-            return []
-        rows = table.read(self.gold.session, PAYLOADS)
-        reason = F.regexp_replace("reason", r"\d+", "n").alias("reason")  # positions say nothing here
-        made = rows.groupBy("rule", reason).agg(F.count("*").alias("count"))
-        made = made.orderBy(F.desc("count"), "rule", "reason").limit(1000)
-        return [as_plain(row) for row in made.collect()]
+        """Rule, reason and count of what came in the period; the places in a reason say nothing here."""
+        every = map(of_reasons, pieces(self.unread(), "rule", "reason"))
+        found = added(every, ["rule", "reason"], ["count"])
+        order = [("count", "descending"), ("rule", "ascending"), ("reason", "ascending")]
+        return best(found, order, LISTED)
 
 
-def at(step: int) -> Any:
-    """Milliseconds since 1970 of the *step* minutes in which a row's `minute` is."""
-    width = step * 60
-    return (F.floor(F.unix_seconds("minute") / width) * width * 1000).alias("at")
+def day_of(file: Path) -> str:
+    return file.parent.name.removeprefix("date=")
 
 
-def percentiles(sketches: list[Any]) -> dict[str, Any]:
-    total = add(sketches)
-    shares = {f"p{share * 100:.0f}": quantile_of(total, share) for share in SHARES}
-    return {"count": sum(total.values()), **shares}
+def of_reasons(piece: pa.Table) -> pa.Table:
+    reason = pc.replace_substring_regex(piece["reason"], r"[0-9]+", "n")
+    return pa.table(
+        {"rule": piece["rule"], "reason": reason, "count": pa.array([1] * len(piece), pa.int64())}
+    )
+
+
+def by_step(minutes: pa.ChunkedArray, step: int) -> pa.ChunkedArray:
+    """For each the beginning of the *step* minutes in which it is, in milliseconds since 1970."""
+    wide = step * 60_000_000
+    steps = pc.floor(pc.divide(minutes.cast(pa.int64()).cast(pa.float64()), wide))
+    return pc.multiply(steps.cast(pa.int64()), wide // 1000)
+
+
+def percentiles(sketch: dict[int, int]) -> dict[str, Any]:
+    return {"count": sum(sketch.values()), **shares(sketch)}
+
+
+def shares(sketch: dict[int, int]) -> dict[str, float | None]:
+    return {f"p{share * 100:.0f}": quantile_of(sketch, share) for share in SHARES}

@@ -60,7 +60,7 @@ def pill(report: dict[str, Any]) -> str:
 
 def foot(report: dict[str, Any]) -> str:
     return (
-        f"Times are UTC. Percentiles are within 1 % of the value, publishers within 2 %. "
+        f"Times are UTC. Percentiles are within 1 % of the value. "
         f"One point of a plot is {n.seconds(report['period']['step_minutes'] * 60)}."
     )
 

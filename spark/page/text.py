@@ -41,7 +41,7 @@ def headline(report: dict[str, Any]) -> str:
     lines = [
         f"Report: {n.moment(period['first'])} to {n.moment(period['last'])} UTC",
         f"  {n.count(totals['messages'])} messages, {n.size(totals['bytes'])} of payload, "
-        f"{n.count(totals['topics'])} topics, about {n.count(totals['publishers'])} publishers",
+        f"{n.count(totals['topics'])} topics, {n.count(totals['publishers'])} publishers",
         f"  QoS 0/1/2: {n.count(totals['qos0'])} / {n.count(totals['qos1'])} / {n.count(totals['qos2'])}, "
         f"{n.count(totals['retained'])} retained, {n.count(totals['dup'])} sent again",
         f"  payload p50 {n.size(sizes['p50'])}, p95 {n.size(sizes['p95'])}, p99 {n.size(sizes['p99'])}",

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
-from spark.gold.audit import BITS, Account, accounts, runs
+from spark.gold.audit import BITS, NAMES, Account, accounts, merged, runs, write
 
 
 def block(*offsets: int, number: int = 0, rows: int | None = None, **more: Any) -> dict[str, Any]:
-    """As `audit.merged` gives it."""
+    """As `merged` gives it; `blocks` gives the bits of a full one, too."""
     distinct = sorted(set(offsets))
     bits = sum(1 << (offset - number * BITS) for offset in distinct).to_bytes(BITS // 8, "little")
     full = len(distinct) == distinct[-1] - distinct[0] + 1
@@ -93,3 +95,47 @@ def test_runs_are_the_offsets_of_a_bitmap(offsets: set[int], number: int) -> Non
     row["bits"] = sum(1 << offset for offset in offsets).to_bytes(BITS // 8, "little")
     found = [offset for first, last in runs(row) for offset in range(first, last + 1)]
     assert found == sorted(given_)
+
+
+PARTS = st.lists(
+    st.tuples(st.sets(st.integers(0, 2 * BITS - 1), min_size=1, max_size=9), st.integers(0, 3)), max_size=6
+)
+
+
+@given(PARTS, st.booleans())
+def test_blocks_of_hours_add_up(parts: list[tuple[set[int], int]], dense: bool) -> None:
+    """Each part is an hour: its offsets, and how many of its rows are there twice."""
+    every: list[int] = []
+    rows = []
+    for found, twice in parts:
+        offsets = set(range(min(found), min(found) + 9)) if dense else found
+        for number in {offset // BITS for offset in offsets}:
+            mine = [offset for offset in offsets if offset // BITS == number]
+            mine += mine[:twice]
+            row = block(*mine, number=number, gap_markers=1, lost=5)
+            bits = sum(1 << (offset - number * BITS) for offset in set(mine)).to_bytes(BITS // 8, "little")
+            rows.append({**row, "bits": bits})
+            every += mine
+    total = merged(rows)
+    assert sum(row["rows"] for row in total) == len(every)
+    assert sum(row["lost"] for row in total) == 5 * len(rows) == 5 * sum(row["gap_markers"] for row in total)
+    assert sum(row["distinct"] for row in total) == len(set(every))
+    found_ = [offset for row in total for first, last in runs(row) for offset in range(first, last + 1)]
+    assert sorted(found_) == sorted(set(every))
+    for row in total:
+        full = row["distinct"] == row["last"] - row["first"] + 1
+        assert (row["bits"] is None) == full
+
+
+def test_the_table_is_one_file_replaced_as_a_whole(tmp_path: Path) -> None:
+    """Also where Spark wrote it, under another name."""
+    folder = tmp_path / "audit"
+    folder.mkdir()
+    (folder / "part-00000-1234.snappy.parquet").write_bytes(b"older")
+    write(folder, accounts("messages", [block(0, 1, 5)]))
+    [file] = folder.glob("*part*")
+    [row] = parquet.read_table(file).to_pylist()
+    assert list(row) == [*NAMES, "missing_ranges"]
+    assert (row["rows"], row["ok"], row["missing_ranges"]) == (3, False, [{"first": 2, "last": 4}])
+    write(folder, [])
+    assert parquet.read_table(folder).num_rows == 0

@@ -55,7 +55,7 @@ EVENTS = [
 def made(lake: Lake, **period: str) -> Gold:
     from spark.gold.refresh import Gold
 
-    gold = Gold(lake.spark, lake.out)
+    gold = Gold(lambda: lake.spark, lake.out)
     gold.refresh(**period)
     return gold
 
@@ -134,6 +134,34 @@ def test_audit_is_green(gold: Gold) -> None:
     books = {account.kind: account for account in gold.books}
     assert (books["messages"].rows, books["messages"].gap_markers, books["messages"].lost) == (6, 1, 40)
     assert books["events"].rows == len(EVENTS)
+
+
+def test_a_summary_of_what_spark_wrote(gold: Gold) -> None:
+    from spark.gold.summary import summary
+
+    report = summary(gold, None, None)
+    totals = {"messages": 5, "bytes": 14, "topics": 3, "publishers": 2, "dropped": 42, "quarantined": 0}
+    assert {name: report["totals"][name] for name in totals} == totals
+    assert report["period"] == {
+        "first": "2026-11-27T12:00:00",
+        "last": "2026-11-27T13:00:00",
+        "step_minutes": 1,
+    }
+    points = [point["messages"] for point in report["rates"]["points"]]
+    assert points == [{"a": 3}, {"b": 1}, {"a": 1}]
+    ranked = [(row["name"], row["messages"], row["bytes"]) for row in report["top"]["topic"]]
+    assert ranked == [("a/x", 3, 12), ("a/y", 1, 2), ("b", 1, 0)]
+    assert report["sizes"]["counts"] == [[0, 1], [2, 2], [4, 2]]
+    assert [(row["kind"], row["count"]) for row in report["latency"]["all"]] == [
+        ("acked", 1),
+        ("delivered", 2),
+    ]
+    assert report["latency"]["worst"]["worst_latency"] == 100_000
+    assert next((row["reason"], row["count"]) for row in report["drops"]) == ("log_overflow", 40)
+    assert [row["client_id"] for row in report["clients"]] == ["c1", "c2"]
+    noon = summary(gold, "2026-11-27T12", "2026-11-27T13")
+    assert (noon["totals"]["messages"], noon["totals"]["publishers"]) == (4, 2)
+    assert summary(gold, "2026-11-27T13", None)["totals"]["messages"] == 1
 
 
 def test_late(spark: SparkSession, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_hole_is_wide_enough_to_be_seen() -> None:
 
 def test_text() -> None:
     lines = text(full(audit=[book("messages", (120, 129)), book("events")]))
-    assert "10,000 messages, 812 kB of payload, 240 topics, about 17 publishers" in lines
+    assert "10,000 messages, 812 kB of payload, 240 topics, 17 publishers" in lines
     assert "Audit: FAILED" in lines and "10 offsets missing; missing: 120-129" in lines
     assert re.search(r"plant/line/1 +5,300 +53 % +400 kB", lines)
     assert re.search(r"delivered +0 +40 +800 µs +4 ms +52 ms", lines)

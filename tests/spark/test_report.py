@@ -12,6 +12,7 @@ import pytest
 from spark.gold.hours import after, before, condition, read_marks, touched, within, write_marks
 from tests.spark.bronze import NOON, SECOND, said
 from tests.spark.lake import Lake
+from tests.spark.test_summary import no_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,17 +87,21 @@ def test_exit_codes_and_formats(
 
     lake = Lake(spark, tmp_path)
     lake.put(*(said(n, f"plant/{n % 2}", b"x" * n, NOON + n * SECOND) for n in range(6)))
-    assert report(spark, lake.out, None, None, "json", None) == 0
+    assert report(lambda: spark, lake.out, None, None, "json", None) == 0
     made = json.loads(capsys.readouterr().out)
     assert (made["ok"], made["totals"]["messages"], made["totals"]["bytes"]) == (True, 6, 15)
     assert [row["name"] for row in made["top"]["topic"]] == ["plant/0", "plant/1"]
+    assert report(no_session, lake.out, None, None, "json", None) == 0  # nothing changed: no JVM
+    assert json.loads(capsys.readouterr().out) == made
     [point] = made["rates"]["points"]
     assert point == {"at": NOON // 1000, "messages": {"plant": 6}, "bytes": 15}
     lake.put(said(8, "plant/0", b""))
     page = tmp_path / "page.html"
-    assert report(spark, lake.out, None, None, "html", page) == 1
+    assert report(lambda: spark, lake.out, None, None, "html", page) == 1
     assert "Missing: 6–7" in page.read_text("utf-8")
     assert re.search(r"1 hours computed in .*, audit FAILED", capsys.readouterr().err)
+    assert report(no_session, lake.out, None, None, "html", page) == 1
+    assert "Missing: 6–7" in page.read_text("utf-8")
 
 
 def test_live_rates_tell_what_the_watermark_dropped(
