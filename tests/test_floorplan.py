@@ -90,7 +90,7 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
 SPARK_FOLDERS: dict[str, set[str]] = {
     "log": {"listing", "lines", "plan", "moments", "rows", "consumers"},
     "silver": {"ddl", "edges", "payloads", "progress", "protobuf", "rules", "sparkplug", "tables"},
-    "gold": {"audit", "delivery", "hours", "live", "refresh", "sketch", "summary", "traffic"},
+    "gold": {"audit", "delivery", "hours", "live", "refresh", "rows", "sketch", "summary", "traffic"},
     "page": {"document", "numbers", "plots", "text"},
     "tools": {"record", "samples", "shapes", "logfiles"},
     "mqtt": {"line", "options"},
