@@ -230,20 +230,28 @@ def test_a_torn_end_of_the_wal_vanishes(scene: Scene, seed: int) -> None:
     assert scene.holder() == sender.taken
 
 
-@pytest.fixture
-def store(scene: Scene) -> Path:
+@pytest.fixture(scope="module")
+def filled_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of some pages after an unclean stop, in one file."""
-    scene.start()
-    scene.session("holder", "t/#", qos=1)
-    sender = Sender(scene.client("sender"), "t/1", 700)
-    for _ in range(MESSAGES):
-        assert sender.send() == 0
-        sender.client.publish("t/2", b"with a property", 1, content_type="text")  # not in a run
-    for number in range(MESSAGES):
-        sender.client.publish(f"shelf/{number}", b"x" * 300, 1, retain=True)
-    scene.broker.kill()
-    with closing(sqlite3.connect(scene.store)) as db:
-        assert db.execute("pragma wal_checkpoint(truncate)").fetchone()[0] == 0
+    with closing(Scene(tmp_path_factory.mktemp("filled"))) as scene:
+        scene.start()
+        scene.session("holder", "t/#", qos=1)
+        sender = Sender(scene.client("sender"), "t/1", 700)
+        for _ in range(MESSAGES):
+            assert sender.send() == 0
+            sender.client.publish("t/2", b"with a property", 1, content_type="text")  # not in a run
+        for number in range(MESSAGES):
+            sender.client.publish(f"shelf/{number}", b"x" * 300, 1, retain=True)
+        scene.broker.kill()
+        with closing(sqlite3.connect(scene.store)) as db:
+            assert db.execute("pragma wal_checkpoint(truncate)").fetchone()[0] == 0
+        return scene.store
+
+
+@pytest.fixture
+def store(scene: Scene, filled_store: Path) -> Path:
+    """A copy of it."""
+    shutil.copyfile(filled_store, scene.store)
     return scene.store
 
 
