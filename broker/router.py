@@ -47,8 +47,9 @@ class Router:
         if route is None:
             route = self.tree.match(topic_name)
         inspects = self._inspects
-        for subscriber, subscription in route.direct:
-            if subscription.no_local and subscriber.client_id == message.client_id:
+        for subscription in route.direct:
+            subscriber = subscription.subscriber
+            if subscription.options.no_local and subscriber.client_id == message.client_id:
                 self._deliver_own(subscriber, message, subscription.own)
             elif inspects:
                 self._inspect(subscriber, message, subscription)

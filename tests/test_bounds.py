@@ -48,7 +48,6 @@ from tests.wire import turns, until
 V3, V5 = Version.MQTT_3_1_1, Version.MQTT_5
 KEPT = {"session_expiry_interval": 10_000}
 SHORT = {"message_expiry_interval": 5}
-SUBSCRIPTION = Subscription("t", 1)
 
 
 def by_hand(maximum_bytes: int = 1 << 30, fast_lane: bool = True, **limits: Any) -> Config:
@@ -310,7 +309,7 @@ async def test_queues_that_expire_all_at_once_are_swept_in_slices() -> None:
     async with memory_broker(by_hand(), clock=clock) as broker:
         sessions = [broker._core.sessions.create(f"s{number}") for number in range(30)]
         for session in sessions:
-            broker._core.tree.subscribe(session, SUBSCRIPTION)
+            broker._core.tree.subscribe(session, Subscription("t", 1))
         for number in range(1000):
             await broker.publish("t", b"", qos=1, properties={"message_expiry_interval": 5 + number % 2})
         clock.now += 10

@@ -184,8 +184,8 @@ def check_store(core: Core, message: Message, held: bool = False) -> None:
     *held* says that the publisher's own session must, until its PUBREL.
     """
     route = core.tree.match(message.topic_name)
-    members = (member for group in route.groups for member in group)
-    durable = any(getattr(who, "state", None) is not None for who, _ in (*route.direct, *members))
+    members = (subscription for group in route.groups for _, subscription in group)
+    durable = any(getattr(each.subscriber, "state", None) is not None for each in (*route.direct, *members))
     if held or durable or (message.retain and not core.hooks.stores_retained):
         core.journal.check()
 

@@ -133,20 +133,21 @@ class Audience1:
 
 
 def find_links(
-    direct: Iterable[tuple[Any, Subscription]], qos: int
+    direct: Iterable[Subscription], qos: int
 ) -> list[tuple[Session, Client | None, int]] | None:
     """Who they are, with the QoS of each; None: for one of them each message of *qos* needs a decision."""
     found: list[tuple[Session, Client | None, int]] = []
-    for subscriber, subscription in direct:
-        if not isinstance(subscriber, Session) or subscription.identifiers or subscription.no_local:
+    for subscription in direct:
+        subscriber, options = subscription.subscriber, subscription.options
+        if not isinstance(subscriber, Session) or options.identifiers or options.no_local:
             return None
         link = subscriber.link
         if isinstance(link, Client):
             if link.careful:
                 return None
-            found.append((subscriber, link, subscription.qos))
-        elif link is None and qos and subscription.qos:
-            found.append((subscriber, None, subscription.qos))
+            found.append((subscriber, link, options.qos))
+        elif link is None and qos and options.qos:
+            found.append((subscriber, None, options.qos))
         else:
             return None
     return found

@@ -74,7 +74,7 @@ class Known:
             return None
         route = tree.match(topic_name)
         links = None if route.groups else find_links(route.direct, qos)
-        if retain and any(subscription.retain_as_published for _, subscription in route.direct):
+        if retain and any(subscription.retain_as_published for subscription in route.direct):
             return None
         if links is None or (qos and five and not links):  # then PUBACK says that nobody matched
             return None

@@ -103,18 +103,19 @@ class Session(Queue):
 
     def deliver(self, message: Message, subscription: Subscription) -> None:
         """Send *message* or keep it for later [MQTT5 4.5]. Never waits."""
-        qos = message.qos if message.qos < subscription.qos else subscription.qos
-        retain = message.retain and subscription.retain_as_published
+        options = subscription.options
+        qos = message.qos if message.qos < options.qos else options.qos
+        retain = message.retain and options.retain_as_published
         link = self.link
         if qos == 0:
             if link is not None and not self.queued_qos_0:
-                link.publish(message, 0, retain and self.keeps_retain, subscription.identifiers)
+                link.publish(message, 0, retain and self.keeps_retain, options.identifiers)
                 return
             if not self.terms.queue_qos_0:
                 self.terms.dropped(self.client_id, message, "offline")
                 return
-        share = subscription.topic_filter if subscription.share_name else ""
-        self.keep(Delivery(message, qos, retain, subscription.identifiers, share))
+        share = subscription.topic_filter if options.share_name else ""
+        self.keep(Delivery(message, qos, retain, options.identifiers, share))
 
     def deliver_retained(self, message: Message, qos: int, identifiers: tuple[int, ...]) -> None:
         """A retained message because of a SUBSCRIBE: RETAIN is 1 [MQTT5 3.3.1.3]."""

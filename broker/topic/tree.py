@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from itertools import chain
 from threading import Lock
-from typing import Any, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from broker.topic.name import has_wildcard, split_share
 from broker.topic.shared import SharedGroup
@@ -14,7 +14,6 @@ from broker.topic.subscription import Subscriber, Subscription, merge
 __all__ = ["Route", "Subscriber", "Subscription", "SubscriptionTree"]
 
 S = TypeVar("S", bound=Subscriber)
-Pair = Any  # (S, Subscription), passed on as it is: compiled code makes a new tuple where it knows the types
 
 CACHED_NAMES = 16_384  # Topic Names whose Route is remembered
 CACHED_NAME_LENGTH = 1024  # characters; longer names are matched each time
@@ -31,7 +30,7 @@ class Route(Generic[S]):
     __slots__ = ("direct", "groups", "size", "valid")
 
     def __init__(
-        self, direct: tuple[tuple[S, Subscription], ...], groups: tuple[SharedGroup[S], ...], size: int
+        self, direct: tuple[Subscription, ...], groups: tuple[SharedGroup[S], ...], size: int
     ) -> None:
         self.direct = direct
         self.groups = groups  # each gives one copy to the member it chooses
@@ -59,8 +58,8 @@ class SubscriptionTree(Generic[S]):
         self._merges = overlap == "merge"
         self._cached_names = cached_names
         self._cached_subscriptions = 0
-        # By filter without share prefix. Most filters have one subscriber: its pair stands here itself.
-        self._held: dict[str, tuple[S, Subscription] | _Crowd[S]] = {}
+        # By filter without share prefix. Most filters have one subscription: it stands here itself.
+        self._held: dict[str, Subscription | _Crowd[S]] = {}
         self._wildcards = _Wildcards()
 
     def __len__(self) -> int:
@@ -72,13 +71,16 @@ class SubscriptionTree(Generic[S]):
         The filter must be valid. Cost: constant, plus its levels if it has wildcards and is new.
         """
         share_name, topic_filter = split_share(subscription.topic_filter)
+        if subscription.subscriber is not None and subscription.subscriber is not subscriber:
+            raise ValueError(f"{subscription} belongs to {subscription.subscriber.client_id!r}")
+        subscription.subscriber = subscriber
         with self._lock:
             if subscription.identifiers:
                 subscription.order = self.generation
             if share_name:
                 existed = self._crowd(topic_filter).join(share_name, topic_filter, subscriber, subscription)
             else:
-                existed = self._put(topic_filter, (subscriber, subscription))
+                existed = self._put(topic_filter, subscription)
             self.count += not existed
             self._changed(topic_filter)
         return existed
@@ -125,18 +127,18 @@ class SubscriptionTree(Generic[S]):
         with self._lock:
             return topic_name in self._held or bool(self._wildcards.find(topic_name))
 
-    def _put(self, topic_filter: str, pair: tuple[S, Subscription]) -> bool:
-        held = self._held.get(topic_filter)
+    def _put(self, topic_filter: str, subscription: Subscription) -> bool:
+        held, subscriber = self._held.get(topic_filter), subscription.subscriber
         if isinstance(held, _Crowd):
-            existed = pair[0] in held.direct
-            held.direct[pair[0]] = pair
-        elif held is None or held[0] is pair[0]:
+            existed = subscriber in held.direct
+            held.direct[subscriber] = subscription
+        elif held is None or held.subscriber is subscriber:
             existed = held is not None
-            self._held[topic_filter] = pair
+            self._held[topic_filter] = subscription
             if not existed and has_wildcard(topic_filter):
                 self._wildcards.add(topic_filter)
         else:
-            self._crowd(topic_filter).direct[pair[0]] = pair
+            self._crowd(topic_filter).direct[subscriber] = subscription
             existed = False
         return existed
 
@@ -147,7 +149,7 @@ class SubscriptionTree(Generic[S]):
             return held
         crowd = self._held[topic_filter] = _Crowd()
         if held is not None:
-            crowd.direct[held[0]] = held
+            crowd.direct[held.subscriber] = held
         elif has_wildcard(topic_filter):
             self._wildcards.add(topic_filter)
         return crowd
@@ -161,7 +163,7 @@ class SubscriptionTree(Generic[S]):
                 self._held[topic_filter] = next(iter(held.direct.values()))
             if held.direct or held.groups:
                 return True
-        elif held is None or share_name or held[0] is not subscriber:
+        elif held is None or share_name or held.subscriber is not subscriber:
             return False
         del self._held[topic_filter]
         if has_wildcard(topic_filter):
@@ -211,10 +213,10 @@ class SubscriptionTree(Generic[S]):
         self.routes[topic_name] = route
 
     def _route(self, topic_name: str) -> Route[S]:
-        found: list[Collection[Pair]] = []
+        found: list[Collection[Subscription]] = []
         groups: list[SharedGroup[S]] = []
         for topic_filter in (topic_name, *self._wildcards.find(topic_name)):
-            held: Pair | _Crowd[S] = self._held.get(topic_filter)
+            held = self._held.get(topic_filter)
             if isinstance(held, _Crowd):
                 found.append(held.direct.values())
                 groups.extend(held.groups.values())
@@ -234,7 +236,7 @@ class _Crowd(Generic[S]):
     __slots__ = ("direct", "groups")
 
     def __init__(self) -> None:
-        self.direct: dict[S, tuple[S, Subscription]] = {}
+        self.direct: dict[S, Subscription] = {}
         self.groups: dict[str, SharedGroup[S]] = {}
 
     def join(self, share_name: str, topic_filter: str, subscriber: S, subscription: Subscription) -> bool:
@@ -254,16 +256,16 @@ class _Crowd(Generic[S]):
         return True
 
 
-def _merge_overlaps(found: Iterable[Iterable[Pair]]) -> Collection[Pair]:
-    """Each subscriber that was *found* once."""
-    merged: dict[Subscriber, Pair] = {}
+def _merge_overlaps(found: Iterable[Iterable[Subscription]]) -> Collection[Subscription]:
+    """One for each subscriber that was *found*."""
+    merged: dict[Subscriber, Subscription] = {}
     overlaps: dict[Subscriber, list[Subscription]] = {}
-    for pair in chain.from_iterable(found):
-        first = merged.setdefault(pair[0], pair)
-        if first is not pair:
-            overlaps.setdefault(pair[0], [first[1]]).append(pair[1])
+    for subscription in chain.from_iterable(found):
+        first = merged.setdefault(subscription.subscriber, subscription)
+        if first is not subscription:
+            overlaps.setdefault(subscription.subscriber, [first]).append(subscription)
     for subscriber, subscriptions in overlaps.items():
-        merged[subscriber] = (subscriber, merge(subscriptions))
+        merged[subscriber] = merge(subscriptions)
     return merged.values()
 
 

@@ -104,8 +104,8 @@ class Play:
         assert topic_filter == (f"$share/{share_name}/{plain}" if share_name else plain)
         assert has_wildcard(plain) == (not is_name(plain))
         identifiers = (1 + options // 64,) if options & 32 else ()
-        asked = Subscription(topic_filter, options % 3, options & 8 > 0, options & 16 > 0)
-        asked.identifiers, asked.share_name = identifiers, share_name
+        flags = options & 8 > 0, options & 16 > 0
+        asked = Subscription(topic_filter, options % 3, *flags, 0, identifiers, share_name)
         existed = self.subscribed.pop((peer, topic_filter), None) is not None
         self.subscribed[peer, topic_filter] = asked
         assert [tree.subscribe(peer, asked) for tree in self.trees] == [existed, existed]
@@ -139,9 +139,10 @@ class Play:
             elif match(plain, topic_name):
                 direct.add((peer, id(asked)))
         merged, separate = (tree.match(topic_name) for tree in self.trees)
-        assert sorted(map(hash, direct)) == sorted(hash((peer, id(asked))) for peer, asked in separate.direct)
-        assert Counter(peer for peer, _ in merged.direct) == Counter({peer for peer, _ in direct})
-        for peer, asked in merged.direct:
+        assert sorted(map(hash, direct)) == sorted(hash((one.subscriber, id(one))) for one in separate.direct)
+        assert Counter(one.subscriber for one in merged.direct) == Counter({peer for peer, _ in direct})
+        for asked in merged.direct:
+            peer = asked.subscriber
             parts = [part for part in self.subscribed.values() if (peer, id(part)) in direct]
             assert asked.qos == max(part.qos for part in parts)
             assert asked.identifiers == sum((part.identifiers for part in parts), ())

@@ -26,7 +26,7 @@ from tests.store.make import FakeStore
 
 OFFSET = 1e9 - 100.0  # what the store's clock is ahead of the broker's
 PUBACK, PUBREC, PUBCOMP = PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP
-ALL = Subscription("#", 2)
+ALL = "#"
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_its_row_while_it_is_connected_and_afterwards(world: World) -> None:
 
 def test_one_that_ends_with_its_connection_has_none(world: World) -> None:
     world.connect("c", interval=0)
-    world.subscribe("c", ALL)
+    world.subscribe("c", Subscription(ALL, 2))
     world.publish(Message("t", b"x", 2))
     world.session("c").hold(1, Message("t", b"y", 2))
     assert names(world) == set()
@@ -80,7 +80,7 @@ def test_one_that_ends_with_its_connection_has_none(world: World) -> None:
 
 def test_one_that_ends_with_its_connection_has_one_while_it_has_a_will(world: World) -> None:
     world.connect("c", interval=0, will=will())
-    world.subscribe("c", ALL)
+    world.subscribe("c", Subscription(ALL, 2))
     world.publish(Message("t", b"x", 1))
     assert names(world) == {"SESSION", "MESSAGE"}
     assert rows(world, Table.SESSION)[0][3:6] == (0, 0, 1)
@@ -101,7 +101,7 @@ def test_a_will_is_replaced_by_that_of_the_next_connection(world: World) -> None
 
 def test_a_will_that_was_published_is_forgotten_with_it(world: World) -> None:
     world.connect("watcher")
-    world.subscribe("watcher", ALL)
+    world.subscribe("watcher", Subscription(ALL, 2))
     world.cut("watcher")
     world.connect("c", will=will(delay=5))
     world.cut("c")
@@ -116,7 +116,7 @@ def test_a_will_that_was_published_is_forgotten_with_it(world: World) -> None:
 
 def test_the_end_of_a_session_leaves_nothing(world: World) -> None:
     world.connect("c")
-    world.subscribe("c", ALL)
+    world.subscribe("c", Subscription(ALL, 2))
     for qos in (1, 2):
         world.publish(Message("t", b"x", qos))
     world.session("c").hold(1, Message("t", b"y", 2))
@@ -130,7 +130,7 @@ def test_the_end_of_a_session_leaves_nothing(world: World) -> None:
 def test_a_session_that_is_to_end_with_its_next_connection_is_forgotten_at_once(world: World) -> None:
     """Its client said so in CONNECT; what is in it goes on in memory."""
     world.connect("c")
-    world.subscribe("c", ALL)
+    world.subscribe("c", Subscription(ALL, 2))
     world.session("c").hold(1, Message("t", b"y", 2))
     world.cut("c")
     world.publish(Message("t", b"queued", 1))
@@ -156,7 +156,8 @@ def test_a_subscription_that_is_replaced_has_one_row(
     """The last one, if the order of identifiers is to be seen by it; else the one that it had."""
     world.connect("c")
     before = Subscription("$share/g/a/+", 1, False, True, 2, (), "g")
-    for subscription in (before, ALL, Subscription("$share/g/a/+", 2, False, False, 1, identifiers, "g")):
+    later = Subscription("$share/g/a/+", 2, False, False, 1, identifiers, "g")
+    for subscription in (before, Subscription(ALL, 2), later):
         world.subscribe("c", subscription)
     owner = world.session("c").recorder.id  # type: ignore[union-attr]
     found = rows(world, Table.SUBSCRIPTION)
@@ -194,7 +195,7 @@ def test_a_delivery_step_by_step(world: World) -> None:
 
 def test_what_is_acknowledged_before_the_commit_costs_nothing(world: World) -> None:
     world.connect("c")
-    world.subscribe("c", ALL)
+    world.subscribe("c", Subscription(ALL, 2))
     world.commit()
     commits = world.core.journal.commits
 
@@ -213,7 +214,7 @@ def test_what_must_be_stored_before_it_leaves(world: World, qos: int) -> None:
     """QoS 1 that nobody was promised yet goes out at once; QoS 2, and what was stored in the queue, wait."""
     journal = world.core.journal
     link = world.connect("c", window=1)
-    world.subscribe("c", ALL)
+    world.subscribe("c", Subscription(ALL, 2))
     afters: list[int] = []
     real = link.publish
 
@@ -244,7 +245,7 @@ def test_queued_qos_0_leaves_when_it_is_not_stored_any_more() -> None:
     """Else a crash would bring it twice."""
     world = World(FakeStore(), Clock(100.0), Clock(1e9), queue_qos_0=True)
     world.connect("c")
-    world.subscribe("c", ALL)
+    world.subscribe("c", Subscription(ALL, 2))
     world.cut("c")
     world.publish(Message("t", b"x", 0))
     assert [values[2] for values in rows(world, Table.DELIVERY)] == [0]
@@ -287,7 +288,7 @@ def test_a_shared_message_that_is_handed_on_moves_with_its_row(world: World) -> 
 def test_what_is_sent_again_before_it_is_stored(world: World, qos: int) -> None:
     """A takeover while a commit is under way: exactly once needs the disk, at least once does not."""
     world.connect("c")
-    world.subscribe("c", ALL)
+    world.subscribe("c", Subscription(ALL, 2))
     world.publish(Message("t", b"x", qos))
     world.commit()
     session, journal = world.session("c"), world.core.journal
@@ -350,7 +351,7 @@ def test_a_will_that_comes_and_goes_within_a_batch_costs_nothing(world: World) -
 def test_the_end_of_a_subscription_is_as_durable_as_an_acknowledgement(world: World) -> None:
     """Hooks may wait before UNSUBACK is put together, and it is committed meanwhile."""
     world.connect("c")
-    world.subscribe("c", ALL)
+    world.subscribe("c", Subscription(ALL, 2))
     world.commit()
     world.session("c").unsubscribe("#")
     world.commit()
@@ -387,7 +388,7 @@ def test_a_connection_whose_end_was_not_seen_to_has_no_deadlines(world: World) -
 
 def test_a_will_that_hooks_are_asked_about_is_due_and_still_stored(world: World) -> None:
     world.connect("watcher")
-    world.subscribe("watcher", ALL)
+    world.subscribe("watcher", Subscription(ALL, 2))
     world.cut("watcher")
     world.connect("c", interval=3600, will=will(delay=10))
     world.cut("c")
@@ -411,10 +412,10 @@ def test_a_session_that_is_over_is_not_there_while_its_will_is_asked_about(
 ) -> None:
     """A crash then must not leave half a session, with Session Present 1 and nothing in it."""
     world.connect("watcher")
-    world.subscribe("watcher", ALL)
+    world.subscribe("watcher", Subscription(ALL, 2))
     world.cut("watcher")
     world.connect("c", interval=60, will=will(delay=10))
-    world.subscribe("c", ALL)
+    world.subscribe("c", Subscription(ALL, 2))
     world.cut("c")
     stores: list[FakeStore] = []
     publish_will = disconnect.publish_will

@@ -223,7 +223,7 @@ class World:
     def matches(self, topic_name: str) -> list[Any]:
         """Who would get a message, with what options; identifiers of merged subscriptions in any order."""
         route = self.core.tree.match(topic_name)
-        direct = sorted((session.client_id, *options(found)) for session, found in route.direct)
+        direct = sorted((found.subscriber.client_id, *options(found)) for found in route.direct)
         groups = [sorted((one.client_id, *options(found)) for one, found in group) for group in route.groups]
         return [direct, sorted(groups)]
 

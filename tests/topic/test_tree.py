@@ -111,13 +111,13 @@ class Subscribing(RuleBasedStateMachine):
                 expected.setdefault(peer, []).append(asked)
         route = self.merging.match(topic_name)
         assert len(route.direct) == len(expected), "each subscriber once"
-        for peer, asked in route.direct:
-            parts = expected[peer]
+        for asked in route.direct:
+            parts = expected[asked.subscriber]
             assert what(asked) == merged(parts)
             assert what(asked.own) == merged([part for part in parts if not part.no_local])
-        pairs = self.separate.match(topic_name).direct
-        assert len(pairs) == sum(map(len, expected.values()))
-        assert all(any(asked is part for part in expected[peer]) for peer, asked in pairs)
+        found = self.separate.match(topic_name).direct
+        assert len(found) == sum(map(len, expected.values()))
+        assert all(any(asked is part for part in expected[asked.subscriber]) for asked in found)
         self.matched[topic_name] = route
 
     @rule(topic_name=topic_names)
@@ -161,9 +161,8 @@ TestSubscribing = Subscribing.TestCase
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_one_plain_subscription_is_given_as_it_is(qos: int) -> None:
     peer, asked = Peer("a"), Subscription("a/+", qos, identifiers=(5,))
-    (pair,) = tree_of((peer, asked)).match("a/b").direct
-    assert pair == (peer, asked)
-    assert pair[1] is asked
+    (given,) = tree_of((peer, asked)).match("a/b").direct
+    assert given is asked and given.subscriber is peer
     assert asked.own is asked
     assert Subscription("a", no_local=True).own is None
 
@@ -174,9 +173,17 @@ def test_identifiers_come_in_the_order_of_subscription() -> None:
     asked = [Subscription(topic_filter, identifiers=(7,)) for topic_filter in filters[:2]]
     asked += [Subscription(topic_filter, identifiers=(n,)) for n, topic_filter in enumerate(filters[2:])]
     tree = tree_of(*((peer, one) for one in asked))
-    assert tree.match("a/b").direct[0][1].identifiers == (7, 7, 0, 1, 2)
+    assert tree.match("a/b").direct[0].identifiers == (7, 7, 0, 1, 2)
     tree.subscribe(peer, Subscription("a/#", identifiers=(9,)))  # replaced: it is the newest now
-    assert tree.match("a/b").direct[0][1].identifiers == (7, 0, 1, 2, 9)
+    assert tree.match("a/b").direct[0].identifiers == (7, 0, 1, 2, 9)
+
+
+def test_a_subscription_belongs_to_one_subscriber() -> None:
+    asked = Subscription("a/+")
+    tree = tree_of((Peer("a"), asked))
+    with pytest.raises(ValueError, match="belongs to 'a'"):
+        tree.subscribe(Peer("b"), asked)
+    assert len(tree) == 1
 
 
 def test_an_unsubscribe_compares_character_by_character() -> None:
@@ -202,7 +209,7 @@ def test_a_removed_filter_takes_no_other_with_it(kept: str) -> None:
     tree = tree_of((peer, Subscription(kept)), *((other, Subscription(one)) for one in NESTED))
     tree.unsubscribe_all(other, NESTED)
     for topic_name in ("a", "a/a", "a/a/b", "b/c"):
-        assert [peer for peer, _ in tree.match(topic_name).direct] == [peer] * match(kept, topic_name)
+        assert [one.subscriber for one in tree.match(topic_name).direct] == [peer] * match(kept, topic_name)
     tree.unsubscribe(peer, kept)
     assert tree._wildcards._root.children is None
     assert tree._wildcards._root.plus is None
@@ -304,7 +311,7 @@ def test_the_order_of_subscribing_does_not_change_who_receives(
     pairs = [(peer, subscription(one, **how)) for peer, (one, how) in zip(peers, asked, strict=True)]
     forwards = tree_of(*pairs).match(topic_name).direct
     backwards = tree_of(*reversed(pairs)).match(topic_name).direct
-    assert {peer for peer, _ in forwards} == {peer for peer, _ in backwards}
+    assert {one.subscriber for one in forwards} == {one.subscriber for one in backwards}
 
 
 @pytest.fixture
@@ -334,7 +341,7 @@ def test_threads() -> None:
                 has.add(topic_filter)
                 existed = not tree.subscribe(peer, subscription(topic_filter))
             route = tree.match(f"own/{number}")
-            found = peer in {subscriber for subscriber, _ in route.direct}
+            found = peer in {one.subscriber for one in route.direct}
             member = any(peer in group for group in route.groups)
             expected = bool(has & {"#", f"own/{number}", "own/+"}), "$share/g/own/+" in has
             for group in route.groups:
