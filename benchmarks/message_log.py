@@ -142,6 +142,11 @@ def log_alone(rounds: int, count: int) -> list[Row]:
 # ---- the broker
 
 LOADS = (
+    # so many messages a second, log or not
+    "latency --rate 20000 --qos 1 --topics 50 --pubs 10 --size 81",
+    "latency --rate 100000 --qos 0 --topics 50 --pubs 10 --size 81",
+    "latency --rate 300000 --qos 0 --topics 50 --pubs 10 --size 81",
+    # as many as the broker takes
     "throughput --qos 0 --topics 50 --size 81",
     "throughput --qos 1 --topics 50 --size 81 --window 100",
     "fanout --subs 10 --size 81",
@@ -156,15 +161,22 @@ WAYS = {
 
 
 def rate(answer: dict[str, Any]) -> float:
+    if "rate" in answer:  # messages a second that were to be sent
+        return float(answer["rate"]) * float(answer["delivered"]) / float(answer["expected"])
     return float(answer["delivered_per_s"])
 
 
 def cost(answer: dict[str, Any]) -> float:
     """Microseconds of the broker's CPU, all threads, a delivery."""
-    return float(answer["broker_cpu"]) * 1e6 / float(answer["delivered_per_s"])
+    return float(answer["broker_cpu"]) * 1e6 / rate(answer)
 
 
-FIGURES = {"messages a second": rate, "CPU us a delivery": cost}
+def slowest(answer: dict[str, Any]) -> float:
+    """Milliseconds, of the slowest but one in a hundred."""
+    return float(answer["p99_us"]) / 1000
+
+
+FIGURES = {"messages a second": rate, "CPU us a delivery": cost, "p99 ms": slowest}
 
 
 def broker(rounds: int, secs: float, loads: list[str]) -> list[Row]:
@@ -185,6 +197,8 @@ def broker(rounds: int, secs: float, loads: list[str]) -> list[Row]:
                 answers.setdefault(title, []).append(answer)
         for title in WAYS:
             for what, figure in FIGURES.items():
+                if figure is slowest and "p99_us" not in answers[title][0]:
+                    continue
                 before, after = (statistics.median(map(figure, answers[t])) for t in ("", title))
                 ratio = after / before if figure is rate else before / after
                 rows.append(Row(f"{load}: {title}: {what}", before, after, ratio, 0.8))

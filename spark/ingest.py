@@ -11,6 +11,7 @@ and whenever, the batch is done again from the offsets in the checkpoint, and re
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import json
 import sys
 import time
@@ -274,7 +275,7 @@ class Job:
         crash_point("before write")
         seen = Observation()
         observed = rows.observe(seen, *measures())
-        ingested = F.lit(self.checkpoint.planned_at(number))
+        ingested = constant(self.checkpoint.planned_at(number))
         good = observed.where("bad is null")
         if self.chosen.source == "files":
             good = good.dropDuplicates(["node", "epoch", "offset"])
@@ -344,6 +345,16 @@ def measures() -> list[Expression]:
     ]
 
 
+def constant(value: dt.datetime) -> Expression:
+    """*value* in each row, but not in the code that Spark compiles.
+
+    A number or a time would be, and all code of the stage be compiled anew for each batch, and never be warm:
+    more than half of the CPU of a small one. Arrays are handed to it, and where Spark cannot know the place in
+    one it does not look it up beforehand.
+    """
+    return F.get(F.array(F.lit(value)), F.spark_partition_id() * 0)
+
+
 def to_bronze(rows: DataFrame, kind: str, ingested: Expression) -> DataFrame:
     """The log as it was, and what is cheap to know; sorted by topic, so that statistics prune pages."""
     order = ["date", "hour", "epoch", "offset"]
@@ -352,8 +363,6 @@ def to_bronze(rows: DataFrame, kind: str, ingested: Expression) -> DataFrame:
         added = {column: F.unbase64(column) for column in BINARY}
         added |= {"levels": F.split("topic", "/"), "size": F.coalesce("payload_size", F.length(payload))}
         rows, order = rows.withColumns(added), ["date", "hour", "topic", "epoch", "offset"]
-    # The time of the batch is a constant in the code that Spark compiles: before the sort, all that code
-    # would be compiled anew in each batch, and never be warm.
     rows = rows.sortWithinPartitions(*order).withColumn("ingested_at", ingested)
     return rows.select(*names(bronze_columns(kind)))
 

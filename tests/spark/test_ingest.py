@@ -343,3 +343,20 @@ def test_a_job_that_is_asked_to_end_refuses_the_next_batch(job: Ingest, monkeypa
     assert offsets(job) == [*range(10)] and not Ending()
     monkeypatch.setattr(ingest.Job, "_announce", announce)
     assert job.run() == 0 and offsets(job) == [*range(30)]
+
+
+def test_the_code_of_a_batch_is_compiled_once(job: Ingest, spark: SparkSession, monkeypatch) -> None:
+    closed(job.log, 0, 30)
+    compiled = spark._jvm.org.apache.spark.metrics.source.CodegenMetrics.METRIC_COMPILATION_TIME()
+    counts: list[int] = []
+    announce = ingest.Job._announce
+
+    def note(self, *about) -> None:
+        counts.append(compiled.getCount())
+        announce(self, *about)
+
+    monkeypatch.setattr(ingest.Job, "_announce", note)
+    assert job.run("--max-records", "10") == 0
+    assert len(counts) == 3 and counts[1] == counts[2]
+    rows = bronze(job.spark, job.out, "messages").select("ingested_at").distinct()
+    assert rows.count() == 3, "though each has a time of its own"
