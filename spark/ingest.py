@@ -348,9 +348,9 @@ def measures() -> list[Expression]:
 def constant(value: dt.datetime) -> Expression:
     """*value* in each row, but not in the code that Spark compiles.
 
-    A number or a time would be, and all code of the stage be compiled anew for each batch, and never be warm:
-    more than half of the CPU of a small one. Arrays are handed to it, and where Spark cannot know the place in
-    one it does not look it up beforehand.
+    A number or a time would be, and all code of the stage be compiled anew for each batch, and never be
+    warm: more than half of the CPU of a small one. Arrays are handed to it, and where Spark cannot know the
+    place in one it does not look it up beforehand.
     """
     return F.get(F.array(F.lit(value)), F.spark_partition_id() * 0)
 
