@@ -14,13 +14,14 @@ from spark.page.text import reason
 COLORS = ("c1", "c2", "c3", "c4", "c5", "c6")
 REST = "c7"  # of what is added up as others
 OTHERS = "(others)"
+LONG = 200  # characters of a name that is shown where one hovers over it
 # The browser itself holds the page to it: no request, no script.
 POLICY = (
     '<meta http-equiv="Content-Security-Policy" '
     "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">"
 )
 STYLE = Path(__file__).with_name("style.css")
-KINDS = {"delivered": "to the write", "acked": "to the last acknowledgement"}
+KINDS = {"delivered": "written", "acked": "acknowledged"}
 REASONS = {  # of dropped deliveries
     "queue_full": "queue full",
     "expired": "message expired",
@@ -166,7 +167,9 @@ def latency(report: dict[str, Any]) -> str:
     found, step = report["latency"], report["period"]["step_minutes"]
     every = filled(found["points"], step, {})
     title = "Delivery latency"
-    note = "From the record of a message to its write to a subscriber. The scale is logarithmic."
+    note = (
+        "From the record of a message to its write, or to the last acknowledgement. The scale is logarithmic."
+    )
     if not every:
         return card(title, note, empty('No deliveries were logged: set <code>deliveries = "acked"</code>.'))
     shares = ("p50", "p95", "p99")
@@ -208,10 +211,17 @@ def latency_tip(point: dict[str, Any], lines: Sequence[plots.Line], at: int) -> 
 def table(
     rows: Sequence[dict[str, Any]], columns: Sequence[tuple[str, Callable[[dict[str, Any]], str]]]
 ) -> str:
+    """The first column is a name, cut where there is no room. Rows become blocks where columns have none."""
     heads = "".join(f"<th>{escape(head)}</th>" for head, _ in columns)
-    lines = ["".join(f"<td>{escape(show(row))}</td>" for _, show in columns) for row in rows]
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<div class="scroll"><table><tr>{heads}</tr>{body}</table></div>'
+    body = "".join(f"<tr>{cells(row, columns)}</tr>" for row in rows)
+    size = "many" if len(columns) > 6 else "some" if len(columns) > 3 else "few"
+    return f'<div class="scroll"><table class="{size}"><tr>{heads}</tr>{body}</table></div>'
+
+
+def cells(row: dict[str, Any], columns: Sequence[tuple[str, Callable[[dict[str, Any]], str]]]) -> str:
+    name, *others = [(head, show(row)) for head, show in columns]
+    first = f'<td title="{escape(name[1])}">{escape(n.name(name[1]))}</td>'
+    return first + "".join(f'<td data-head="{escape(head)}">{escape(text)}</td>' for head, text in others)
 
 
 def sizes(report: dict[str, Any]) -> str:
@@ -254,7 +264,7 @@ def top(report: dict[str, Any]) -> str:
         for row in report["top"][by][:10]:
             share = n.percent(row["messages"] / whole)
             said = (
-                f"{n.name(row['name'], 200)}: {row['messages']:,} messages, {share}, {n.size(row['bytes'])}"
+                f"{n.name(row['name'], LONG)}: {row['messages']:,} messages, {share}, {n.size(row['bytes'])}"
             )
             shown = f"{n.count(row['messages'])} · {share}"
             rows.append((n.name(row["name"], 34), row["messages"], shown, said))
@@ -273,7 +283,7 @@ def drops(report: dict[str, Any]) -> str:
     for why, roots in sorted(by_reason.items(), key=lambda each: -sum(each[1].values())):
         total = sum(roots.values())
         said = ", ".join(f"{n.name(root, 30)} {n.count(count)}" for root, count in roots.items())
-        rows.append((REASONS.get(why, why), total, n.count(total), said))
+        rows.append((REASONS.get(why, n.name(why)), total, n.count(total), said))
     return card(title, note, f'<div style="margin-top:16px">{plots.bars(rows, "c2")}</div>')
 
 
@@ -282,7 +292,7 @@ def late(report: dict[str, Any]) -> str:
     if not report["late"]:
         return card(title, note, empty("No rule names an event time, or nothing was decoded yet."))
     columns: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
-        ("rule", lambda row: row["rule"]),
+        ("rule", lambda row: n.name(row["rule"], LONG)),
         ("payloads", lambda row: n.count(row["messages"])),
         ("p50", lambda row: n.milliseconds(row["p50"])),
         ("p99", lambda row: n.milliseconds(row["p99"])),
@@ -299,15 +309,10 @@ def quarantine(report: dict[str, Any]) -> str:
     )
     if not report["quarantine"]:
         return card(title, note, empty("Every payload was read."))
-    rows = [
-        (
-            f"{row['rule']}: {row['reason']}",
-            row["count"],
-            n.count(row["count"]),
-            f"{row['rule']}: {row['reason']}",
-        )
-        for row in report["quarantine"][:10]
-    ]
+    rows = []
+    for row in report["quarantine"][:10]:
+        said = n.name(f"{row['rule']}: {row['reason']}", LONG)
+        rows.append((n.name(said), row["count"], n.count(row["count"]), said))
     return card(title, note, f'<div style="margin-top:16px">{plots.bars(rows, "c5")}</div>')
 
 
@@ -316,7 +321,7 @@ def clients(report: dict[str, Any]) -> str:
     if not report["clients"]:
         return card(title, note, empty("No connections were logged."), wide=True)
     columns: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
-        ("client", lambda row: n.name(row["client_id"])),
+        ("client", lambda row: n.name(row["client_id"], LONG)),
         ("connects", lambda row: n.count(row["connections"])),
         ("refused", lambda row: n.count(row["refused"])),
         ("taken over", lambda row: n.count(row["takeovers"])),
@@ -333,7 +338,7 @@ def dead(report: dict[str, Any]) -> str:
     if not report["dead"]:
         return card(title, note, empty("All topics spoke as usual."))
     columns: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
-        ("topic", lambda row: n.name(row["topic"], 30)),
+        ("topic", lambda row: n.name(row["topic"], LONG)),
         ("last heard", lambda row: n.moment(row["last"])),
         ("usual gap", lambda row: n.seconds(row["mean_gap"])),
     ]

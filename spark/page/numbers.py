@@ -6,7 +6,9 @@ import math
 from datetime import UTC, datetime
 
 NOTHING = "–"
-ODD = {ord(c): f"\\u{ord(c):04x}" for c in map(chr, (*range(32), 127, 0x2028, 0x2029))}
+# Control characters, and what turns the direction of the text after it.
+TURNS = (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+ODD = {code: f"\\u{code:04x}" for code in (*range(32), *range(127, 160), *TURNS, 0xFEFF)}
 
 
 def count(value: float | None) -> str:
@@ -89,7 +91,7 @@ def clock(milliseconds_: int, pattern: str = "%H:%M") -> str:
 
 
 def name(text: str | None, longest: int = 60) -> str:
-    """A topic or client for one line: no control characters, the middle left out where it is long."""
+    """A topic or client for one line: no characters that steer, the middle left out where it is long."""
     if text is None:
         return NOTHING
     shown = text.translate(ODD) or '""'

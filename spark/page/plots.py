@@ -14,6 +14,7 @@ from spark.page import numbers as n
 
 WIDE, HIGH = 1000, 240  # units of the SVG; stretched to the plot
 LABELS = 6  # times along an axis
+SIZES = 8  # labels below pillars
 
 
 class Line(NamedTuple):
@@ -184,7 +185,8 @@ def pillars(rows: Sequence[tuple[str, float, str]], write: Callable[[float], str
         shapes.append(
             f'<rect class="pillar" x="{x:.1f}" y="{y:.1f}" width="{wide * 0.82:.1f}" height="{high:.1f}"/>'
         )
-    labels = [((at + 0.5) / len(rows), label) for at, (label, _, _) in enumerate(rows)]
+    step = max(1, -(-len(rows) // SIZES))
+    labels = [((at + 0.5) / len(rows), rows[at][0]) for at in range(0, len(rows), step)]
     columns = [f"<em>{escape(title)}</em>" for _, _, title in rows]
     title = "How many payloads have which size"
     return plot(title, "".join(shapes), scale, write, labels, columns, grows=True)

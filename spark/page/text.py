@@ -117,13 +117,13 @@ SECTIONS: list[tuple[str, str, list[Column]]] = [
     (
         "Dropped",
         "drops",
-        [("reason", shown("reason", str)), ("root", shown("root", n.name)), ("count", shown("count"))],
+        [("reason", shown("reason", n.name)), ("root", shown("root", n.name)), ("count", shown("count"))],
     ),
     (
         "Event times",
         "late",
         [
-            ("rule", shown("rule", str)),
+            ("rule", shown("rule", n.name)),
             ("messages", shown("messages")),
             *((name, shown(name, n.milliseconds)) for name in PERCENTILES),
             ("over 10 min", shown("over_watermark")),
@@ -133,7 +133,7 @@ SECTIONS: list[tuple[str, str, list[Column]]] = [
     (
         "Payloads in quarantine",
         "quarantine",
-        [("rule", shown("rule", str)), ("reason", shown("reason", str)), ("count", shown("count"))],
+        [("rule", shown("rule", n.name)), ("reason", shown("reason", n.name)), ("count", shown("count"))],
     ),
     (
         "Clients with trouble",

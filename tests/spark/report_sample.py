@@ -65,3 +65,39 @@ def full(*, audit: list[dict[str, Any]] | None = None, topic: str = "plant/line/
     report["audit"] = [book("messages"), book("events")] if audit is None else audit
     report["ok"] = all(each["ok"] for each in report["audit"])
     return report
+
+
+NASTY = (
+    '"><script>alert(1)</script>\n\u2028é',
+    "' onmouseover='alert(1)' x='",
+    "</td></table></div></style></main><!-- <![CDATA[",
+    "&lt;b&gt; &amp; &#60;b&#62; a && b; c & d",
+    "plant/" + "x" * 65_000,
+    "温度/センサー/" * 40,
+    "\U0001f3ed" * 200,
+    "\u202etxt.exe\u202c \u2066\u200f\x85\x1b[31m",
+)
+
+
+def nasty() -> dict[str, Any]:
+    """Four days whose topics, clients, rules and reasons are NASTY; every number is as long as it gets."""
+    report = full(audit=[book("messages", (120, 129), node="n" * 64), book("events")])
+    period = {"first": "2026-11-27T12:00:00", "last": "2026-12-01T06:00:00", "step_minutes": 30}
+    report["period"] = period
+    for at, point in enumerate(report["rates"]["points"]):
+        point |= {"at": NOON + at * 30 * MINUTE, "messages": dict.fromkeys(NASTY[:6], 20e6 + at)}
+    report["rates"]["roots"] = list(NASTY[:6])
+    for at, point in enumerate(report["latency"]["points"]):
+        point["at"] = NOON + at * 30 * MINUTE
+    big = {"messages": 99_999, "bytes": 999_400_000_000}
+    report["totals"] |= dict.fromkeys(report["totals"], 99_999) | {"bytes": 999_400_000_000}
+    report["top"] = {by: [{"name": name, **big} for name in NASTY] for by in ("topic", "client")}
+    report["sizes"]["counts"] = [[0, 5], *([1 << bit, 10_000 + bit] for bit in range(29))]
+    report["drops"] = [{"reason": name, "root": name, "count": 99_999, "bytes": 1} for name in NASTY]
+    seconds = {"connection_seconds": 40_000.0, "session_seconds": 86_340.0}
+    trouble = dict.fromkeys(("connections", "refused", "takeovers", "keep_alive_losses"), 99_999)
+    report["clients"] = [{"client_id": name, **big, **trouble, **seconds} for name in NASTY]
+    for name, key in (("dead", "topic"), ("late", "rule")):
+        report[name] = [{**report[name][0], key: text} for text in NASTY]
+    report["quarantine"] = [{"rule": name, "reason": name, "count": 99_999} for name in NASTY]
+    return report

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from html import unescape
 from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,9 +21,7 @@ from spark.page import numbers as n
 from spark.page.document import POLICY, document
 from spark.page.plots import logarithmic, runs, strip, times
 from spark.page.text import text
-from tests.spark.report_sample import EMPTY, MINUTE, NOON, book, full
-
-NASTY = '"><script>alert(1)</script>\n\u2028é'
+from tests.spark.report_sample import EMPTY, MINUTE, NASTY, NOON, book, full, nasty
 
 
 @pytest.mark.parametrize(
@@ -49,6 +48,7 @@ NASTY = '"><script>alert(1)</script>\n\u2028é'
         (n.rate(2.5), "2.5/s"),
         (n.name("a\nb"), "a\\u000ab"),
         (n.name("x" * 100, 11), "xxxxx…xxxxx"),
+        (n.name("\u202etxt\x9b"), "\\u202etxt\\u009b"),
     ],
 )
 def test_numbers_have_units(shown: str, wanted: str) -> None:
@@ -102,10 +102,15 @@ class Words(HTMLParser):
         super().__init__()
         self.words: list[str] = []
         self.outside: list[str] = []
+        self.tags: list[tuple[str, str]] = []
+        self.titles: set[str] = set()
         self.feed(page)
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         for name, value in attributes:
+            self.tags.append((tag, name))
+            if name == "title":
+                self.titles.add((value or "").partition(": 99,999")[0])
             if name in ("src", "href", "srcset", "data", "action") and value != "data:,":
                 self.outside.append(f"{tag} {name}={value}")
             if name.startswith("on"):
@@ -117,7 +122,7 @@ class Words(HTMLParser):
         self.words.append(data)
 
 
-@pytest.mark.parametrize("report", [full(), full(topic=NASTY), EMPTY], ids=["full", "nasty", "empty"])
+@pytest.mark.parametrize("report", [full(), nasty(), EMPTY], ids=["full", "nasty", "empty"])
 def test_the_page_asks_for_nothing_and_runs_nothing(report: dict[str, Any]) -> None:
     page = document(report)
     assert Words(page).outside == []
@@ -158,10 +163,17 @@ def chromium() -> str:
     return found
 
 
-def seen(chromium: str, folder: Path, page: str, width: int) -> tuple[dict[str, Any], list[str], list[str]]:
-    """What a probe in the page measured at *width*; the console; what was asked of the page's own server."""
+def seen(
+    chromium: str, folder: Path, page: str, width: int, dark: bool = False
+) -> tuple[dict[str, Any], list[str], list[str]]:
+    """What a probe in the page measured at *width*; the console; what was asked of the page's own server.
+
+    In a frame, for no window is narrower than 500.
+    """
     asked: list[str] = []
-    shown = page.replace("</main>", f"</main><script>{PROBE}</script>").encode()
+    style = f"border:0;width:{width}px;height:1400px"
+    frame = f'<link rel="icon" href="data:,"><body style="margin:0"><iframe src="page" style="{style}">'
+    shown = {"/": frame, "/page": page.replace("</main>", f"</main><script>{PROBE}</script>")}
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -169,48 +181,93 @@ def seen(chromium: str, folder: Path, page: str, width: int) -> tuple[dict[str, 
             self.send_response(200)
             self.send_header("Content-Type", "text/html; charset=utf-8")
             self.end_headers()
-            self.wfile.write(shown)
+            self.wfile.write(shown.get(self.path, "").encode())
 
         def log_message(self, *_: Any) -> None: ...
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        flags = [f"--user-data-dir={folder / 'profile'}", f"--window-size={width},1500", "--dump-dom"]
-        command = [chromium, *CHROMIUM, *flags, f"http://127.0.0.1:{server.server_port}/page"]
+        flags = [f"--user-data-dir={folder / 'profile'}", f"--window-size={max(width, 500)},1500"]
+        flags += [f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--dump-dom"]
+        command = [chromium, *CHROMIUM, *flags, f"http://127.0.0.1:{server.server_port}/"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
         server.shutdown()
     found = re.search(r'<pre id="probe">(.*?)</pre>', done.stdout, re.S)
     console = re.findall(r".*CONSOLE.*", done.stderr)
-    return json.loads(found[1]) if found else {}, console, asked
+    return json.loads(unescape(found[1])) if found else {}, console, [path for path in asked if path != "/"]
 
 
 PROBE = """
 const wide = document.documentElement.clientWidth, all = query => [...document.querySelectorAll(query)];
-const inside = e => e.closest('.scroll') || e.closest('.tip') || e.closest('.strip');
-const out = all('main *').filter(e => !inside(e) && e.getBoundingClientRect().right > wide + 1);
-const plots = all('.field').map(e => e.getBoundingClientRect());
-const found = {
-  over: document.documentElement.scrollWidth - wide,
-  out: out.slice(0, 5).map(e => e.outerHTML.slice(0, 90)),
-  plots: plots.map(r => [Math.round(r.width), Math.round(r.height)]),
-  shapes: all('svg polygon').length,
-  text: Math.min(...all('.tick,.time').map(e => parseFloat(getComputedStyle(e).fontSize))),
+const box = e => e.getBoundingClientRect(), said = e => e.className + ': ' + e.textContent.slice(0, 40);
+const walker = document.createTreeWalker(document.querySelector('main'), NodeFilter.SHOW_TEXT), texts = [];
+while (walker.nextNode()) {
+  const node = walker.currentNode, e = node.parentElement;
+  if (!node.data.trim() || !e.offsetWidth || e.closest('.tip,.strip,svg')) continue;
+  const range = document.createRange();
+  range.selectNodeContents(node);
+  const cut = e.closest('.name,td:first-child'), r = range.getBoundingClientRect();
+  const edge = cut ? Math.min(r.right, box(cut).right) : r.right;
+  texts.push({e, left: r.left, right: edge, top: r.top, bottom: r.bottom});
+}
+const aside = (a, b) => a.right <= b.left + 1 || a.bottom <= b.top + 3, ROOM = '.card,.fact,header,footer';
+const apart = (a, b) => aside(a, b) || aside(b, a);
+const over = [];
+texts.forEach((a, n) => texts.slice(n + 1).forEach(b => {
+  if (!apart(a, b)) over.push(said(a.e) + ' | ' + said(b.e));
+}));
+const light = color => {
+  const of = color.match(/[0-9.]+/g).slice(0, 3).map(v => v / 255);
+  const [r, g, b] = of.map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+  return .2126 * r + .7152 * g + .0722 * b;
 };
+const back = e => {
+  const color = getComputedStyle(e).backgroundColor;
+  return color.startsWith('rgba(0, 0, 0, 0') ? back(e.parentElement) : color;
+};
+const contrast = e => {
+  const [a, b] = [light(getComputedStyle(e).color), light(back(e))].sort((x, y) => y - x);
+  return (a + .05) / (b + .05);
+};
+const beyond = e => box(e).right > wide + 1 && !e.closest('.tip,.strip') && !e.closest('td:first-child');
 const pre = document.createElement('pre');
-pre.id = 'probe'; pre.textContent = JSON.stringify(found); document.body.append(pre);
+pre.id = 'probe';
+pre.textContent = JSON.stringify({
+  over: document.documentElement.scrollWidth - wide,
+  out: all('main *').filter(beyond).slice(0, 5).map(said),
+  scrolled: all('.scroll').filter(e => e.scrollWidth > e.clientWidth + 1).map(said),
+  cut: texts.filter(t => t.right > box(t.e.closest(ROOM)).right + 1).map(t => said(t.e)),
+  narrow: all('td:first-child,.bar .name').filter(e => box(e).width < 80).map(said),
+  overlapping: over.slice(0, 5), texts: texts.length,
+  plots: all('.field').map(e => [Math.round(box(e).width), Math.round(box(e).height)]),
+  shapes: all('svg polygon').length,
+  small: Math.min(...all('.tick,.time').map(e => parseFloat(getComputedStyle(e).fontSize))),
+  contrast: Math.min(...texts.map(t => contrast(t.e))), page: light(back(document.body)),
+  scripts: document.scripts.length, tables: all('table').length,
+});
+parent.document.body.append(pre);
 """
 
 
-@pytest.mark.parametrize("width", [1280, 500])
-def test_the_page_in_chromium(chromium: str, tmp_path: Path, width: int) -> None:
-    """No request leaves it, nothing is complained of, nothing hangs over, letters keep their size."""
-    page = document(full(topic=NASTY))
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1200])
+def test_the_page_in_chromium(chromium: str, tmp_path: Path, width: int, dark: bool) -> None:
+    """No request leaves it, nothing is complained of, nothing is cut or lies on something else.
+
+    The names are nasty at one width in each color, and as usual at the other.
+    """
+    page = document(nasty() if dark == (width == 400) else full())
     assert page.count(POLICY) == 1
-    found, console, asked = seen(chromium, tmp_path, page.replace(POLICY, ""), width)  # the probe is a script
+    page = page.replace(POLICY, "")  # the probe is a script
+    found, console, asked = seen(chromium, tmp_path, page, width, dark)
     assert (console, asked) == ([], ["/page"])
-    assert found["over"] <= 0 and found["out"] == []
-    assert found["shapes"] >= 3 and found["text"] >= 12
+    assert found["over"] <= 0
+    for wrong in ("out", "scrolled", "cut", "narrow", "overlapping"):
+        assert found[wrong] == [], wrong
+    assert (found["scripts"], found["tables"]) == (1, 4)
+    assert found["shapes"] >= 3 and found["small"] >= 12 and found["texts"] > 60
     assert len(found["plots"]) == 3 and all(wide > 200 and high > 150 for wide, high in found["plots"])
+    assert found["contrast"] > 4.5 and (found["page"] < 0.1) == dark
 
 
 def test_the_browser_holds_the_page_to_its_policy(chromium: str, tmp_path: Path) -> None:
@@ -219,3 +276,31 @@ def test_the_browser_holds_the_page_to_its_policy(chromium: str, tmp_path: Path)
     page = document(EMPTY).replace(POLICY, "").replace("</main>", '<img src="/more"></main>', 1)
     _, _, asked = seen(chromium, tmp_path, page, 800)
     assert asked == ["/page", "/more"]  # so a request would be seen
+
+
+def test_nasty_names_are_text_in_the_page() -> None:
+    """All of each, up to 200 characters, and no tag, attribute or reference more than there was."""
+    page = document(nasty())
+    words = Words(page)
+    plain = Words(document(full()))
+    assert {tag for tag, _ in words.tags} == {tag for tag, _ in plain.tags}
+    assert {name for _, name in words.tags} == {name for _, name in plain.tags}
+    for name in NASTY:
+        assert n.name(name, 200) in words.titles
+    assert len(page) < 400_000  # however long a name is
+    assert not re.search("[\u202a-\u202e\u2066-\u2069\x80-\x9f]", page)
+
+
+def test_nasty_names_are_whole_in_json() -> None:
+    from spark.report import written
+
+    shown = written(nasty(), "json")
+    assert shown.isascii()
+    assert [row["name"] for row in json.loads(shown)["top"]["topic"]] == list(NASTY)
+
+
+def test_nasty_names_keep_the_lines_of_a_terminal() -> None:
+    """And they do not steer it."""
+    shown = text(nasty())
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202a-\u202e]", shown)
+    assert max(map(len, shown.splitlines())) <= 260
