@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,7 +21,7 @@ from broker.hook.log.line import MessageRecord, Publisher, format_message
 from broker.hook.log.names import OpenSegment, closed_segments, open_folder
 from broker.hook.log.recorder import Recorder, RecorderTerms
 from broker.hook.log.recover import lock, prepare, recover, take_epoch
-from broker.hook.log.segment import PART, Segment, open_lines
+from broker.hook.log.segment import PART, Segment, open_lines, publish
 from tests.hook.log.files import line_of, offsets, read_log, trouble, until, write_segments
 
 AT = 1_700_000_000_000_000
@@ -115,21 +116,25 @@ def test_killed_between_the_rename_and_the_removal(tmp_path: Path, gz: bool) -> 
 def test_a_recovery_that_is_killed_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever step is the last one."""
     data = b"".join(lines(4)) + b"torn"
-    calls = ["fsync", "rename", "unlink"]
+    calls, died = ["fsync", "rename", "unlink"], set[str]()
     for gz in (False, True):
         for name in calls:
             for number in range(6):
                 root = tmp_path / f"{gz}{name}{number}"
                 left_open(root, data)
                 with monkeypatch.context() as patch:
-                    patch.setattr(os, name, dying(getattr(os, name), number))
+                    die = dying(getattr(os, name), number)
+                    patch.setattr(os, name, die)
+                    if name == "rename":
+                        patch.setattr("broker.hook.log.recover.publish", partial(publish, rename=die))
                     try:
                         recover(root, "n", gz)
                     except KeyboardInterrupt:
-                        pass
+                        died.add(name)
                 recover(root, "n", gz)
                 assert offsets(root) == [3, 4, 5, 6]
                 assert torn(root) == [b"torn"]
+    assert died == {*calls}
 
 
 def dying(call: Any, number: int) -> Any:
