@@ -8,8 +8,8 @@
 # make clean   remove what the others made
 
 PYTHON ?= python3
-# loadgroup: the tests of spark/ run in one process, on one JVM.
-PYTEST_ARGS ?= -n 2 --dist loadgroup
+# Three processes for two processors: many tests wait. loadgroup: those of spark/ run in one, on one JVM.
+PYTEST_ARGS ?= -n 3 --dist loadgroup
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -17,7 +17,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Of the tests those that show best whether compiling changed anything.
 COMPILED_TESTS := $(addprefix tests/,test_build.py packet topic session lane hook conformance)
 
-.PHONY: run test check wheel test-compiled test-readable clean
+.PHONY: run test check compiled wheel test-compiled test-readable clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/.run
@@ -25,17 +25,20 @@ run: $(VENV)/.run
 
 test:
 	PYTHON=$(PYTHON) tests/install.sh
-	$(MAKE) --no-print-directory check
+	$(MAKE) --no-print-directory -j 2 check compiled
 	$(BIN)/python -m pytest tests $(PYTEST_ARGS)
 	PYBROKER_CAPACITY_FAST_LANE=false tests/compiled.sh $(PYTEST_ARGS) $(COMPILED_TESTS)
 
-test-compiled: $(VENV)/.test
-	PYTHON=$(PYTHON) tests/install.sh
+test-compiled: compiled
 	tests/compiled.sh $(PYTEST_ARGS) tests
 
 test-readable: $(VENV)/.test
 	PYTHON=$(PYTHON) tests/install.sh
 	PYBROKER_CAPACITY_FAST_LANE=false $(BIN)/python -m pytest tests $(PYTEST_ARGS)
+
+compiled: $(VENV)/.test
+	PYTHON=$(PYTHON) tests/install.sh
+	tests/compile.sh
 
 wheel: | $(BIN)/python
 	PYBROKER_COMPILE=1 $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .

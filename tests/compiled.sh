@@ -1,21 +1,7 @@
 #!/usr/bin/env bash
-# Builds a wheel with compiled modules and runs the tests on it: tests/compiled.sh [what to give to pytest].
-# It is installed in an environment of its own, which borrows what the tests need from .venv, and the tests
-# run in a folder where `broker` is what was installed: the sources of this tree are not in their way.
+# Runs tests on what tests/compile.sh has made: tests/compiled.sh [what to give to pytest].
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD/build/compiled
-venv=$root/venv
-
-rm -rf "$root"
-mkdir -p "$root/tree"
-PYBROKER_COMPILE=1 .venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w "$root/dist" .
-.venv/bin/python -m venv --without-pip "$venv"
-packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-.venv/bin/python -m pip --python "$venv/bin/python" install --quiet --disable-pip-version-check --no-deps "$root"/dist/*.whl
-.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$packages/tests.pth"
-
-cp -a tests docs examples benchmarks ./*.md ./*.py pyproject.toml Makefile "$root/tree"
-ln -s "$packages/broker" "$packages/spark" "$root/tree"
 cd "$root/tree"
-TESTED_BUILD=compiled exec "$venv/bin/python" -m pytest -p no:cacheprovider "${@:-tests}"
+TESTED_BUILD=compiled exec "$root/venv/bin/python" -m pytest -p no:cacheprovider "${@:-tests}"

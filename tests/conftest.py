@@ -15,6 +15,11 @@ settings.register_profile("pybroker", deadline=None)
 settings.load_profile("pybroker")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long ones begin first: they wait while others compute, and none of them is alone at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def compiled_once() -> Iterator[None]:
     """Some two thousand programs are started: they keep what they import compiled, whatever this one does.

@@ -1,6 +1,6 @@
 """Which build is tested: TESTED_BUILD says "compiled", or nothing when the sources are meant.
 
-tests/compiled.sh makes the compiled one.
+tests/compile.sh makes the compiled one.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def test_scenarios_of_other_kinds_say_their_own_figures() -> None:
 
 
 def test_growth_measures_each_series() -> None:
-    printed = run("growth", "--rounds", "1", "--secs", "0.2", "--most", "1", "--no-write")
+    printed = run("growth", "--rounds", "1", "--secs", "0.5", "--most", "1", "--no-write")
     mine = [row for row in rows(printed) if row[0] == "pybroker"]
     assert len(mine) == 3
     assert all(float(row[1]) > 0 for row in mine)

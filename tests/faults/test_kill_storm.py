@@ -18,6 +18,7 @@ def run(store: str | Path, plan: Plan) -> Report:
     return report
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_what_was_acknowledged_survives(tmp_path: Path, rounds: int) -> None:
     plan = Plan(rounds, random.randrange(1 << 32))

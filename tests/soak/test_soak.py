@@ -115,6 +115,7 @@ def subject(store: Path) -> Iterator[Subject]:
             running.process.communicate()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(36_000)
 def test_everything_goes_back_to_its_start(soak_seconds: float, tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
