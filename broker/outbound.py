@@ -95,8 +95,8 @@ class Outbound(Identified, Generic[T]):
     """
 
     __slots__ = (
-        "_bytes", "_corked", "_packets", "_terms", "_waiting", "blocked", "bytes_sent", "closed", "full",
-        "gate",
+        "_bytes", "_corked", "_packets", "_terms", "blocked", "bytes_sent", "closed", "full", "gate",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, terms: T) -> None:
@@ -107,7 +107,7 @@ class Outbound(Identified, Generic[T]):
         self._packets = NO_PACKETS
         self._bytes = 0
         self.bytes_sent = 0  # only if somebody wants to know: the number takes 32 bytes
-        self._waiting: Waiting | None = None
+        self.waiting: Waiting | None = None  # nothing was ever blocked, corked, gated or fed
         self.closed = False
         self.blocked = False
         self.full = False
@@ -118,9 +118,9 @@ class Outbound(Identified, Generic[T]):
 
     def _wait(self) -> Waiting:
         """Something waits: what is known of it."""
-        if self._waiting is None:
-            self._waiting = Waiting()
-        return self._waiting
+        if self.waiting is None:
+            self.waiting = Waiting()
+        return self.waiting
 
     # ---- what Client does for it
 
@@ -171,7 +171,7 @@ class Outbound(Identified, Generic[T]):
     @property
     def swamped(self) -> bool:
         """Whether the peer leaves so many control packets unread that it must not be read any more."""
-        waiting = self._waiting
+        waiting = self.waiting
         if waiting is None:
             return False
         most = FEW_ACKS if self.budget.low else UNREAD_ACKS
@@ -206,7 +206,7 @@ class Outbound(Identified, Generic[T]):
         """Nothing leaves before *batch* is committed, unless that is 0; if it fails the connection ends."""
         if batch > self._corked:
             self.flush()
-            self._corked = batch
+            self._corked, self.waiting = batch, self._wait()
             self._terms.journal.wait(self)
 
     def committed(self, number: int) -> bool:
@@ -292,7 +292,7 @@ class Outbound(Identified, Generic[T]):
         self._corked = 0
         if not self.blocked:
             self._unblock()
-        if self._waiting is not None and self._waiting.writing:
+        if self.waiting is not None and self.waiting.writing:
             self._wake()
 
     # ---- writing
@@ -330,7 +330,7 @@ class Outbound(Identified, Generic[T]):
     def _count_pending(self) -> int:
         """Keep what the connection holds in the budget; gives it."""
         pending: int = self._connection.pending()
-        if pending or self._waiting is not None:
+        if pending or self.waiting is not None:
             waiting = self._wait()
             if pending != waiting.pending_counted:
                 self.budget.take_anyway(pending - waiting.pending_counted)
@@ -390,14 +390,14 @@ class Outbound(Identified, Generic[T]):
             self.resumed()
 
     def _tell_unblocked(self) -> None:
-        unblocked = None if self._waiting is None else self._waiting.unblocked
+        unblocked = None if self.waiting is None else self.waiting.unblocked
         if unblocked is not None and not unblocked.done():
             unblocked.set_result(None)
 
     def _release(self) -> None:
-        if self._waiting is not None:
-            self.budget.give(self._waiting.blocked_bytes)
-            self._waiting.blocked_bytes = 0
+        if self.waiting is not None:
+            self.budget.give(self.waiting.blocked_bytes)
+            self.waiting.blocked_bytes = 0
 
     async def until_taken(self) -> None:
         """Wait while the peer leaves too many control packets unread."""
@@ -432,7 +432,7 @@ class Outbound(Identified, Generic[T]):
         self.closed = True
         self.discard()
         self.gate, self._corked = None, 0
-        waiting = self._waiting
+        waiting = self.waiting
         if waiting is not None:
             self.budget.give(waiting.gated_bytes + waiting.pending_counted)  # it lingers for a moment only
             waiting.gated_bytes = waiting.pending_counted = 0
@@ -446,7 +446,7 @@ class Outbound(Identified, Generic[T]):
     @property
     def feeding(self) -> bool:
         """Whether a feed is on its way: another one must not begin, only wait."""
-        return self._waiting is not None and bool(self._waiting.feed)
+        return self.waiting is not None and bool(self.waiting.feed)
 
     def feed(self, topic_filter: str, steps: Iterator[int]) -> None:
         """Run *steps* little by little; each puts at most one message and gives its cost, or 0: not now.
@@ -462,8 +462,8 @@ class Outbound(Identified, Generic[T]):
 
     def end_feed(self, topic_filter: str) -> None:
         """What *topic_filter* was to bring is out of date."""
-        if self._waiting is not None and self._waiting.feed:
-            self._waiting.feed.pop(topic_filter, None)
+        if self.waiting is not None and self.waiting.feed:
+            self.waiting.feed.pop(topic_filter, None)
 
     def resume_feed(self) -> None:
         """Something was acknowledged: a feed that waits may go on."""

@@ -135,7 +135,7 @@ async def test_a_peer_that_does_not_read_its_answers_is_not_read() -> None:
             peer.send_raw(b"\xc0\x00" * (pings // 10))
             await turns(3)
         client = broker.clients["greedy"]
-        await until(lambda: client._waiting.unblocked is not None, "the read loop waits")
+        await until(lambda: client.waiting.unblocked is not None, "the read loop waits")
         handled = broker.stats.messages_received
         assert client.swamped and client.handling
         assert handled <= 6 * 32_768

@@ -128,7 +128,7 @@ async def test_it_leaves_into_a_socket_that_takes_no_more() -> None:
         await turns()
         assert bench.outbound.blocked
         await bench.commit()
-        assert bench.outbound._waiting.control_bytes == len(PUBACK % 2)
+        assert bench.outbound.waiting.control_bytes == len(PUBACK % 2)
         bench.wire.sent()
         bench.wire.let_go()
         assert await bench.sent() == QOS_2 % 1 + PUBACK % 2

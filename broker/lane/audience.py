@@ -56,10 +56,10 @@ class Member:
         inflight, terms, state = session.inflight, session.terms, session.state
         if session.link is not self.link or (state is not None and not state.takes_runs):
             return 0
-        self.queues = bool(self.link is None or session.queue or inflight.resend)
+        self.queues = self.link is None or len(session.queue) > 0 or len(inflight.resend) > 0
         if self.queues:
             return session.room(size)
-        if not self.ready or self.outbound.gate:
+        if self.outbound.waiting is not None and (not self.ready or self.outbound.gate):
             return 0
         room = (terms.maximum_queued_bytes - session.bytes - size) // (terms.overhead or 1)
         slots, unused = inflight.window - inflight.used, inflight.count_unused()

@@ -30,8 +30,8 @@ class Known:
         self._core = core
         self._names = names
         self._check_topic = check_topic
-        self._generation = -1
-        self._turnover = -1
+        self.generation = -1
+        self.turnover = -1
         self._searches_until = 0.0  # 0: nothing was searched for yet
         self._late = False  # that time is over
         self.now: Callable[[], float] = monotonic
@@ -46,15 +46,20 @@ class Known:
 
     def begin(self) -> None:
         """A read begins: what is out of date is forgotten."""
-        core = self._core
-        if core.tree.generation != self._generation or core.sessions.terms.turnover != self._turnover:
+        if not self.fresh:
             self.forget()
         self._searches_until, self._late = 0.0, False
 
+    @property
+    def fresh(self) -> bool:
+        """Whether nothing of it is out of date."""
+        generation, turnover = self._core.tree.generation, self._core.sessions.terms.turnover
+        return generation == self.generation and turnover == self.turnover
+
     def forget(self) -> None:
         """Subscriptions or connections have changed, or too much is known."""
-        self._generation = self._core.tree.generation
-        self._turnover = self._core.sessions.terms.turnover
+        self.generation = self._core.tree.generation
+        self.turnover = self._core.sessions.terms.turnover
         self.qos_0 = ({}, {})
         self.qos_1 = ({}, {})
         self.retained = ({}, {})
@@ -149,4 +154,4 @@ class Known:
         if len(known) < KNOWN:
             known[topic] = audience
         else:
-            self._generation = -1  # begin anew with the next read
+            self.generation = -1  # begin anew with the next read

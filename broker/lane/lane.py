@@ -17,6 +17,8 @@ from typing import Any
 
 from broker.client import Client, Phase
 from broker.core import Core
+from broker.lane.alike import Alike
+from broker.lane.atleast import AtLeastOnce
 from broker.lane.audience import Audience, Audience1, Member
 from broker.lane.blocks import Blocks
 from broker.lane.exactly import PUBCOMP, PUBLISH_2, PUBREC, PUBREL, Exactly
@@ -38,8 +40,8 @@ from broker.lane.runs import (
 from broker.packet.enums import Version
 from broker.packet.message import bounds, rewrite
 from broker.packet.wire import TopicNames
-from broker.session.inflight import SentRun
 
+CONNECTED = Phase.CONNECTED
 PUBLISH_0, PUBLISH_1, PUBACK, PINGREQ = 0x30, 0x32, 0x40, 0xC0  # first bytes
 STEPS = (PUBLISH_2, PUBREC, PUBREL, PUBCOMP)
 PINGREQS, PINGRESP = re.compile(rb"(?:\xc0\0)+"), b"\xd0\0"
@@ -54,6 +56,7 @@ class Lane:
         """*names* should be those of the readers; *check_topic* raises MqttError for one not accepted."""
         limits, hooks = core.config.limits, core.hooks
         self._core = core
+        self._budget = core.budget
         self.known = Known(core, names, check_topic)
         self._reads = 0
         self._work = 0  # slices handed out for this read
@@ -61,36 +64,52 @@ class Lane:
         self._blocks = Blocks(core.config, names)
         self._retaining = Retaining(core, LONGEST)
         self._exactly = Exactly(core, names)
+        self._at_least_once = AtLeastOnce(core)
+        self._alike = Alike(core, self.known, self._at_least_once)
         self._most_qos = limits.maximum_qos
         self._watched = hooks.inspects_publish
         self._holds = hooks.holds  # an acknowledgement may have to wait: QoS 0 alone
         self._told = hooks.on_taken_run if hooks.hears_runs else None
+        self._alike_for = self._kinds_of_alike()
         # What would have to look at every message that is sent.
         watched = hooks.inspects_delivery or hooks.follows_messages
         self.open = not (watched or limits.message_expiry_interval or limits.maximum_packet_size < SHORT)
+
+    def _kinds_of_alike(self) -> tuple[int, ...]:
+        """First bytes of the packets for Alike."""
+        if self._watched or self._told is not None:
+            return ()
+        return (PUBLISH_0, PUBLISH_1) if self._most_qos and not self._holds else (PUBLISH_0,)
 
     def take(self, client: Client, data: bytes) -> bytes:
         """Serve what can be served of *data*, which *client* sent; gives the rest, from a packet's start on.
 
         The beginning of a packet that is not whole yet is left with the reader.
         """
-        core, session = self._core, client.session
-        if session is None or client.phase is not Phase.CONNECTED or client.ending is not None:
+        core, budget, reader = self._core, self._budget, client.reader
+        if client.session is None or client.phase is not CONNECTED or client.ending is not None:
             return data
-        shut = client.blocked or core.budget.low or client.swamped
-        if shut and data[0] != PUBACK and not client.partial:
+        shut, at = False, 0
+        if client.waiting is not None or budget.used >= budget.low_from:
+            shut = client.blocked or budget.low or client.swamped
+        if reader is None and not shut and data[0] in self._alike_for:
+            at = self._alike.take(client, data)
+            if at == len(data):
+                client.heard()
+                return b""
+        held = 0 if reader is None else reader.partial
+        if shut and data[0] != PUBACK and not held:
             return data
-        held = client.partial
         if held:
             if held > SHORT:
                 return data
             data = client.own_reader().take_partial() + data
-        if client.aliases is not None and client.aliases.names:
+        if not at and client.aliases is not None and client.aliases.names:
             data = self._without_aliases(client.aliases.names, data)
         self.known.begin()
         before = core.stats.publish_received
         try:
-            at = self._take(client, data, shut)
+            at = self._take(client, data, shut, at)
         except BaseException:
             self.known.forget()  # what was collected half
             raise
@@ -117,9 +136,9 @@ class Lane:
         packets, end = rewrite_aliases(data, names, self._blocks.alias_in)
         return packets + data[end:] if end else data
 
-    def _take(self, client: Client, data: bytes, shut: bool) -> int:
-        """Where the packets end that were served; *shut*: only those that end something, PUBACKs."""
-        at, end, first = 0, len(data), -1
+    def _take(self, client: Client, data: bytes, shut: bool, at: int) -> int:
+        """Where the packets from *at* on end that were served; *shut*: only PUBACKs, which end something."""
+        end, first = len(data), -1
         self._work = 0
         while at < end and data[at] != first:  # whoever stops before more of its kind has a reason
             first = data[at]
@@ -360,7 +379,7 @@ class Lane:
             return found
         if not found.alone:  # somebody may get messages of two audiences, and in order
             self._send_all(client, opened)
-        if not self._has_room(found, size):
+        if not self._at_least_once.has_room(found, size):
             return None
         if found.stored:  # what is stored is acknowledged by itself
             self._answer_all(client, opened, identifiers)
@@ -368,25 +387,12 @@ class Lane:
         opened.append(found)
         return found
 
-    def _has_room(self, audience: Audience1, size: int) -> bool:
-        budget = self._core.budget
-        return audience.opens(size, budget.maximum - budget.used, self._overhead)
-
     def _answer_all(self, client: Client, opened: list[Audience1], identifiers: list[bytes]) -> None:
         """Hand over what was collected, and acknowledge it."""
         stored = self._send_all(client, opened)
         if identifiers:
-            self._answer(client, b"\x40\x02" + b"\x40\x02".join(identifiers), stored)
+            self._at_least_once.answer(client, b"\x40\x02" + b"\x40\x02".join(identifiers), stored)
             identifiers.clear()
-
-    def _answer(self, client: Client, answer: bytes, stored: Any) -> None:
-        """PUBACKs, which wait until the messages are *stored*, unless that is None."""
-        count = len(answer) // 4
-        if stored is not None or client.gate:
-            after = 0 if stored is None else self._core.journal.promise(-1)
-            client.put_after(after, answer, stored, count)
-        else:
-            client.put_control(answer, count)
 
     def _send_all(self, client: Client, opened: list[Audience1]) -> Any:
         """Hand over the QoS 1 packets that were collected; what was stored of the last ones, or None."""
@@ -409,53 +415,20 @@ class Lane:
         end = at + number * size
         if five and data[topic_end + 2 : end : size].count(0) != number:
             return at
-        if not number or not self._has_room(audience, end - at):
+        if not number or not self._at_least_once.has_room(audience, end - at):
             return at
         end = at + min(number, audience.room) * size
         run = Run(data[at:end], size, topic_end - at, five, client.client_id)
         answer = run.acknowledgements(PUBACK)
         if not answer:
             return at
-        self._answer(client, answer, self._send(audience, run))
+        self._at_least_once.answer(client, answer, self._send(audience, run))
         return end
 
     def _send(self, audience: Audience1, stretch: Stretch | Run) -> Any:
-        """A QoS 1 *stretch* to all of *audience*, who have room; gives what was stored of it, or None."""
-        stored: Any = None
-        count, five, now = stretch.count, stretch.five, self._core.clock()
-        self._work += len(audience.numbered) * count // EACH
-        made: dict[tuple[bool, int], bytes] = {}  # for those that are to get the same
-        for member in audience.numbered:
-            state = member.session.state
-            if member.queues:
-                queued = stretch.queued(self._overhead)
-                if state is not None:
-                    queued.part = state.kept_run(queued, stored)
-                    stored = queued.part.stored
-                member.session.enqueue_run(queued)
-                continue
-            first = member.session.inflight.next_unused()
-            packets = made.get((five, first))
-            if packets is None:
-                packets = made[five, first] = stretch.numbered(five, first)
-            cost = len(packets) + count * self._overhead
-            # With the properties, whatever the client is told now: it may come back as one of 5.0.
-            run = SentRun(first, count, packets, cost, stretch.client_id, five, now)
-            if state is not None:
-                run.part = state.kept_run(stretch.queued(self._overhead), stored, first)
-                stored = run.part.stored
-            if member.five != five:
-                rewritten = made.get((member.five, first)) or rewrite(packets, five, 1, member.five, 1)
-                packets = made[member.five, first] = rewritten
-            member.session.send_run(run)
-            member.outbound.put(packets, count)
-        for member in audience.lowered:
-            member.outbound.put(stretch.without_identifiers(member.five), count)
-        stats = self._core.stats
-        stats.publish_received += count
-        stats.messages_received += count
-        stats.publish_sent += count * (len(audience.members) - audience.queued)
-        return stored
+        """See AtLeastOnce.send."""
+        self._work += len(audience.numbered) * stretch.count // EACH
+        return self._at_least_once.send(audience, stretch)
 
     # ---- PUBACK
 

@@ -129,6 +129,9 @@ class Run:
 
     def numbered(self, five: bool, first: int) -> bytes:
         """See Stretch."""
+        if self.count == 1 and five == self.five:
+            number = first.to_bytes(2, "big")
+            return b"".join((self._packets[: self._offset], number, self._packets[self._offset + 2 :]))
         packets = renumber(self._packets, self._size, self._offset, first)
         return packets if five == self.five else rewrite(packets, self.five, 1, five, 1)
 
@@ -146,6 +149,9 @@ class Run:
 
     def acknowledgements(self, first_byte: int) -> bytes:
         """One for each, with its identifier; b"" if one of them is 0."""
+        if self.count == 1:
+            identifier = self._packets[self._offset : self._offset + 2]
+            return b"" if identifier == b"\0\0" else bytes((first_byte, 2)) + identifier
         high, low = self._packets[self._offset :: self._size], self._packets[self._offset + 1 :: self._size]
         if 0 in low and any(not (one or other) for one, other in zip(high, low, strict=True)):
             return b""

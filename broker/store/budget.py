@@ -25,18 +25,18 @@ class ByteBudget:
     it is `scarce` new sessions, and only when it is `spent` everything else that can be refused.
     """
 
-    __slots__ = ("_low", "_scarce", "maximum", "used")
+    __slots__ = ("_scarce", "low_from", "maximum", "used")
 
     def __init__(self, maximum: int) -> None:
         self.maximum = maximum
         self.used = 0
-        self._low = maximum - maximum // 8
+        self.low_from = maximum - maximum // 8
         self._scarce = maximum - maximum // 16
 
     @property
     def low(self) -> bool:
         """Whether only an eighth is left: QoS 0 does not wait any more."""
-        return self.used >= self._low
+        return self.used >= self.low_from
 
     @property
     def scarce(self) -> bool:

@@ -23,6 +23,7 @@ EOF, CLOSING, MUTE = 0x10, 0x20, 0x40  # the peer writes no more, close was call
 TURN = 256  # connections that are looked at in one turn of the loop; the next turn begins with the others
 
 log = logging.getLogger(__name__)
+read = os.read  # found sooner, once a read
 
 
 class Poll:
@@ -290,12 +291,13 @@ class EpollConnection:
 
     def receive(self) -> None:
         """One read. Who waits for it is woken, unless the Reader takes all."""
-        unread = self._rest.unread
+        rest = self._rest
+        unread = rest.unread
         if unread >= CHUNK:  # only now: who reads within a turn of the loop spares two system calls
             self._watch(self._state & ~READ)
             return
         try:
-            data = os.read(self.descriptor, CHUNK - unread)
+            data = read(self.descriptor, CHUNK - unread)
         except BlockingIOError:
             return
         except OSError as error:
@@ -306,8 +308,8 @@ class EpollConnection:
             return
         if self._state & CLOSING:
             return
-        if self._rest.sink is not None:
-            self._rest.sink(data)
+        if rest.sink is not None:
+            rest.sink(data)
             return
         if not unread and self._reader is not None:
             data = self._reader.take(data)
