@@ -32,7 +32,6 @@ from broker.transport.base import Connection
 log = logging.getLogger("broker.client")
 
 ACK = Struct(">BBH")  # PUBACK, PUBREC, PUBREL and PUBCOMP with Reason Code 0x00, in every version
-SHORTEST_CONNACK = 5  # bytes: all that is safe to send while CONNECT was not understood
 GOODBYE = b"\xe0\0"  # DISCONNECT with nothing in it
 LARGE = 64 * 1024  # bytes of an unfinished packet that are too many when memory is short
 
@@ -68,8 +67,8 @@ class Client(Outbound[ClientTerms]):
     """
 
     __slots__ = (
-        "aliases", "bridge", "careful", "connect_expiry_interval", "counted_user", "ending", "epoch",
-        "handling", "last_packet_at", "maximum_packet_size", "normal", "over", "problem_information",
+        "aliases", "careful", "counted_user", "ending", "epoch",
+        "handling", "last_packet_at", "normal", "over", 
         "reader", "serving", "session", "task",
     )  # fmt: skip
 
@@ -86,10 +85,6 @@ class Client(Outbound[ClientTerms]):
         self.session: Session | None = None
         self.epoch = 0
         self.counted_user: str | None = None  # the User Name that it counts for
-        self.bridge = False
-        self.connect_expiry_interval = 0  # seconds, of CONNECT
-        self.maximum_packet_size: int | None = SHORTEST_CONNACK  # the client's, bytes, once it is known
-        self.problem_information = True
         self.aliases: InboundAliases | None = None
 
     @property
@@ -289,7 +284,7 @@ class Client(Outbound[ClientTerms]):
     def refuse(self, error: MqttError) -> None:
         """Answer CONNECT with *error*, or with nothing where the standard has no answer, and close."""
         protocol = self._terms.protocol
-        data = connack_refusal(error, self._version_said, self.maximum_packet_size, protocol)
+        data = connack_refusal(error, self._version_said, self.asked.maximum_packet_size, protocol)
         if self.phase is not Phase.GONE:
             self._terms.stats.connections_refused += 1
             self.phase = Phase.GONE
@@ -319,7 +314,7 @@ class Client(Outbound[ClientTerms]):
             self.task.cancel()
 
     def _say_disconnect(self, error: MqttError) -> None:
-        data = disconnect(error, self.maximum_packet_size, self._terms.protocol)
+        data = disconnect(error, self.asked.maximum_packet_size, self._terms.protocol)
         if data and not self.corked:  # a CONNACK that was not sent comes before everything
             self._terms.stats.messages_sent += 1
             self.write(data)
@@ -418,16 +413,21 @@ class Client(Outbound[ClientTerms]):
             dup=dup, packet_id=packet_id, subscription_identifiers=identifiers, message_expiry_interval=left,
         )  # fmt: skip
         aliases = self.extra.outbound_aliases
-        return encode_aliased(encode, message.topic_name, aliases, self.maximum_packet_size)
+        return encode_aliased(encode, message.topic_name, aliases, self.asked.maximum_packet_size)
 
     def fits(self, message: Message, qos: int, identifiers: tuple[int, ...]) -> bool:
         """Whether its PUBLISH is within the client's Maximum Packet Size; see terms.Link."""
-        if self.maximum_packet_size is None:
+        if self.asked.maximum_packet_size is None:
             return True
         data = encode_publish(
             message, self.version, qos, False, packet_id=min(qos, 1), subscription_identifiers=identifiers
         )
-        return len(data) <= self.maximum_packet_size
+        return len(data) <= self.asked.maximum_packet_size
+
+    def rest(self) -> None:
+        super().rest()
+        if self.session is not None and self.session.link is self:
+            self.session.rest()
 
     def resumed(self) -> None:
         """The socket takes data again: so may the session."""
@@ -441,7 +441,7 @@ class Client(Outbound[ClientTerms]):
         """
         if self.phase is Phase.GONE:
             return
-        data = fit(packet, self.version, self.maximum_packet_size)
+        data = fit(packet, self.version, self.asked.maximum_packet_size)
         if data is not None and after:
             self.put_after(after, data)
         elif data is not None:
@@ -462,7 +462,7 @@ class Client(Outbound[ClientTerms]):
 
     def answer(self, packet: Packet, after: int, message: Any = None) -> None:
         """As `acknowledge`, for one with another Reason Code."""
-        data = fit(packet, self.version, self.maximum_packet_size)
+        data = fit(packet, self.version, self.asked.maximum_packet_size)
         if data is None or self.phase is Phase.GONE:
             return
         if after or self.gate:
@@ -495,6 +495,6 @@ class Client(Outbound[ClientTerms]):
 
     def explain(self, error: MqttError) -> Properties:
         """Reason String and User Properties for an acknowledgement; none if the client wants none."""
-        if self.version is not Version.MQTT_5 or not self.problem_information:
+        if self.version is not Version.MQTT_5 or not self.asked.problem_information:
             return NO_PROPERTIES
         return explain(error, self._terms.protocol)

@@ -216,7 +216,6 @@ def client_terms(
         serve=serve,
         lane=lane.take if lane.open and fast else no_lane,
         express=express.take if express.open and fast else None,
-        counts=core.hooks.look,
         delivered=core.hooks.on_delivered if core.hooks.hears_delivered else None,
         not_stored=partial(not_stored, core),
     )

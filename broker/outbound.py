@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from broker.config import Limits
 from broker.errors import MqttError
-from broker.hook.identity import Identified, Waiting
+from broker.hook.identity import IDLE, Identified
 from broker.hook.sound import failure_of
 from broker.hook.stats import Stats
 from broker.store.budget import ByteBudget
@@ -73,7 +73,6 @@ class WriteTerms:
     stats: Stats
     budget: ByteBudget
     journal: Journal
-    counts: bool = True  # for each client, because hooks may look at it
     flusher: Flusher = field(default_factory=Flusher)
 
 
@@ -94,33 +93,18 @@ class Outbound(Identified, Generic[T]):
     stay behind that goes there as well. `cork` holds back everything. Both are a Waiter of the journal.
     """
 
-    __slots__ = (
-        "_bytes", "_corked", "_packets", "_terms", "blocked", "bytes_sent", "closed", "full", "gate",
-        "waiting",
-    )  # fmt: skip
+    __slots__ = ("_bytes", "_packets", "_terms", "closed")
 
     def __init__(self, connection: Connection, terms: T) -> None:
         super().__init__(connection)
         self._terms = terms
-        self.gate: deque[Gated] | None = None
-        self._corked = 0  # the batch that must be committed before anything leaves
         self._packets = NO_PACKETS
         self._bytes = 0
-        self.bytes_sent = 0  # only if somebody wants to know: the number takes 32 bytes
-        self.waiting: Waiting | None = None  # nothing was ever blocked, corked, gated or fed
         self.closed = False
-        self.blocked = False
-        self.full = False
 
     @property
     def budget(self) -> ByteBudget:
         return self._terms.budget
-
-    def _wait(self) -> Waiting:
-        """Something waits: what is known of it."""
-        if self.waiting is None:
-            self.waiting = Waiting()
-        return self.waiting
 
     # ---- what Client does for it
 
@@ -146,7 +130,7 @@ class Outbound(Identified, Generic[T]):
         packets.append(data)
         self._bytes += len(data)
         terms.stats.messages_sent += count
-        if self.blocked or self._corked:
+        if self.waiting.blocked or self.waiting.corked:
             self._count_blocked(len(data))
         elif len(packets) == 1:
             terms.flusher.add(self)
@@ -161,10 +145,11 @@ class Outbound(Identified, Generic[T]):
 
     def _count_blocked(self, size: int) -> None:
         limits = self._terms.limits
-        self._wait().blocked_bytes += size
+        waits = self._wait()
+        waits.blocked_bytes += size
         self.budget.take_anyway(size)
         waiting = self._bytes + self._connection.pending()
-        self.full = (
+        waits.full = (
             len(self._packets) >= limits.maximum_outbound_packets or waiting >= limits.maximum_outbound_bytes
         )
 
@@ -172,20 +157,16 @@ class Outbound(Identified, Generic[T]):
     def swamped(self) -> bool:
         """Whether the peer leaves so many control packets unread that it must not be read any more."""
         waiting = self.waiting
-        if waiting is None:
+        if waiting is IDLE:
             return False
         most = FEW_ACKS if self.budget.low else UNREAD_ACKS
-        if waiting.control_bytes > most or waiting.gated_bytes <= GATED:
-            return waiting.control_bytes > most
-        acknowledged = (count for _, data, _, count in self.gate or () if data[0] in ACKNOWLEDGEMENTS)
-        return len(self.gate or ()) + sum(acknowledged) > GATED
+        unread: bool = waiting.control_bytes > most
+        if unread or waiting.gated_bytes <= GATED:
+            return unread
+        gate: Iterable[Gated] = waiting.gate or ()
+        return sum(1 + count * (data[0] in ACKNOWLEDGEMENTS) for _, data, _, count in gate) > GATED
 
     # ---- the gate
-
-    @property
-    def corked(self) -> bool:
-        """Whether nothing at all may leave before a commit."""
-        return self._corked > 0
 
     def put_after(self, batch: int, data: bytes, about: Any = None, count: int = 0) -> None:
         """Take a packet that leaves when *batch* is committed and all that was put here before has left.
@@ -193,33 +174,34 @@ class Outbound(Identified, Generic[T]):
         With *about* a Held it waits for that as well; *batch* is -1 if for nothing else. With a *count* it is
         as many: PUBLISH, or PUBACKs, and *about* a StoredRun.
         """
-        if self.gate is None:
-            self.gate = deque()
-        self.gate.append((batch, data, about, count))
+        waiting = self._wait()
+        if waiting.gate is None:
+            waiting.gate = deque()
+        waiting.gate.append((batch, data, about, count))
         self._count_gated(len(data))
         if batch > 0:
             self._terms.journal.wait(self)
-        elif len(self.gate) == 1:
+        elif len(waiting.gate) == 1:
             self._open_gate(self._terms.journal.done)
 
     def cork(self, batch: int) -> None:
         """Nothing leaves before *batch* is committed, unless that is 0; if it fails the connection ends."""
-        if batch > self._corked:
+        if batch > self.waiting.corked:
             self.flush()
-            self._corked, self.waiting = batch, self._wait()
+            self._wait().corked = batch
             self._terms.journal.wait(self)
 
     def committed(self, number: int) -> bool:
         """See Waiter."""
         self._open_gate(number)
-        if 0 < self._corked <= number:
+        if 0 < self.waiting.corked <= number:
             self._uncork()
         return self._waits
 
     def not_committed(self, number: int, failure: Exception) -> bool:
         """See Waiter: PUBACK and PUBREC are refused, QoS 1 goes out all the same, all else is owed still."""
-        if self._corked and not self.closed:
-            self._corked = 0
+        if self.waiting.corked and not self.closed:
+            self.waiting.corked = 0
             self._connection.abort()
             return False
         kept: deque[Gated] = deque()
@@ -238,13 +220,13 @@ class Outbound(Identified, Generic[T]):
             else:
                 kept.append((batch, data, about, count))
         if not self.closed:
-            self.gate = kept
+            self._wait().gate = kept
             self._open_gate(self._terms.journal.done)
         return self._waits
 
     @property
     def _waits(self) -> bool:
-        return bool(self.gate or self._corked) and not self.closed
+        return bool(self.gate or self.waiting.corked) and not self.closed
 
     def _count_gated(self, size: int) -> None:
         self._wait().gated_bytes += size
@@ -264,7 +246,7 @@ class Outbound(Identified, Generic[T]):
                     continue
             self._leave(*gate.popleft()[1::2])
         if not gate and self.gate is gate:
-            self.gate = None  # an empty deque takes as much as three connections
+            self._wait().gate = None  # an empty deque takes as much as three connections
         self._tell_unblocked()
 
     def _watch(self, until: asyncio.Future[None]) -> None:
@@ -289,10 +271,10 @@ class Outbound(Identified, Generic[T]):
         (self.put if data[0] & 0xF0 == PUBLISH else self.put_control)(data, count or 1)
 
     def _uncork(self) -> None:
-        self._corked = 0
+        self._wait().corked = 0
         if not self.blocked:
             self._unblock()
-        if self.waiting is not None and self.waiting.writing:
+        if self.waiting.writing:
             self._wake()
 
     # ---- writing
@@ -305,15 +287,15 @@ class Outbound(Identified, Generic[T]):
     def flush(self) -> None:
         """Write all that has collected, in one call."""
         packets = self._packets
-        if packets and not self.closed and not self._corked:
+        if packets and not self.closed and not self.waiting.corked:
             self._packets, self._bytes = NO_PACKETS, 0
             self.write(packets[0] if len(packets) == 1 else b"".join(packets))
 
     def write(self, data: bytes) -> None:
         """Write *data* now, behind what was written before."""
         self._terms.stats.bytes_sent += len(data)
-        if self._terms.counts:
-            self.bytes_sent += len(data)
+        if self._info is not None:
+            self._info.bytes_sent += len(data)
         self._connection.write(data)
         pending = self._count_pending()
         if pending and not self.blocked:
@@ -322,15 +304,15 @@ class Outbound(Identified, Generic[T]):
             self._wake()  # the write loop gives the socket a turn before it calls it blocked
 
     def _block(self, pending: int) -> None:
-        self.blocked = True
         waiting = self._wait()
+        waiting.blocked = True
         waiting.blocked_since = self._terms.clock()
         waiting.pending_seen = pending
 
     def _count_pending(self) -> int:
         """Keep what the connection holds in the budget; gives it."""
         pending: int = self._connection.pending()
-        if pending or self.waiting is not None:
+        if pending or self.waiting is not IDLE:
             waiting = self._wait()
             if pending != waiting.pending_counted:
                 self.budget.take_anyway(pending - waiting.pending_counted)
@@ -341,7 +323,7 @@ class Outbound(Identified, Generic[T]):
         """See to a socket that takes no more, and to feeds, until there is nothing left of either."""
         try:
             while not self.closed:
-                if self._corked:
+                if self.waiting.corked:
                     await self._woken()
                     continue
                 if not self.blocked:
@@ -380,8 +362,9 @@ class Outbound(Identified, Generic[T]):
 
     def _unblock(self) -> None:
         """The socket has taken everything: what waited behind it goes on."""
-        self.blocked = self.full = False
-        self._wait().control_bytes = 0
+        waiting = self._wait()
+        waiting.blocked = waiting.full = False
+        waiting.control_bytes = 0
         self._release()
         self._count_pending()
         self.flush()
@@ -390,12 +373,12 @@ class Outbound(Identified, Generic[T]):
             self.resumed()
 
     def _tell_unblocked(self) -> None:
-        unblocked = None if self.waiting is None else self.waiting.unblocked
+        unblocked = self.waiting.unblocked
         if unblocked is not None and not unblocked.done():
             unblocked.set_result(None)
 
     def _release(self) -> None:
-        if self.waiting is not None:
+        if self.waiting is not IDLE:
             self.budget.give(self.waiting.blocked_bytes)
             self.waiting.blocked_bytes = 0
 
@@ -431,9 +414,9 @@ class Outbound(Identified, Generic[T]):
             return
         self.closed = True
         self.discard()
-        self.gate, self._corked = None, 0
         waiting = self.waiting
-        if waiting is not None:
+        if waiting is not IDLE:
+            waiting.gate, waiting.corked = None, 0
             self.budget.give(waiting.gated_bytes + waiting.pending_counted)  # it lingers for a moment only
             waiting.gated_bytes = waiting.pending_counted = 0
             if waiting.feed is not None:
@@ -446,7 +429,7 @@ class Outbound(Identified, Generic[T]):
     @property
     def feeding(self) -> bool:
         """Whether a feed is on its way: another one must not begin, only wait."""
-        return self.waiting is not None and bool(self.waiting.feed)
+        return bool(self.waiting.feed)
 
     def feed(self, topic_filter: str, steps: Iterator[int]) -> None:
         """Run *steps* little by little; each puts at most one message and gives its cost, or 0: not now.
@@ -462,7 +445,7 @@ class Outbound(Identified, Generic[T]):
 
     def end_feed(self, topic_filter: str) -> None:
         """What *topic_filter* was to bring is out of date."""
-        if self.waiting is not None and self.waiting.feed:
+        if self.waiting.feed:
             self.waiting.feed.pop(topic_filter, None)
 
     def resume_feed(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from broker import Broker, Capacity, Config, HookBase, Limits, Message, MqttError, ReasonCode, Version
 from broker.client import Client, ClientTerms, Phase, no_lane
 from broker.config import Protocol
+from broker.hook.identity import asked
 from broker.hook.stats import Stats
 from broker.packet.codec import encode
 from broker.packet.packets import Connect, Packet
@@ -66,7 +67,7 @@ class Bench:
     def connected(self) -> None:
         """As after CONNACK, without one."""
         self.client.phase, self.client.version = Phase.CONNECTED, self.version
-        self.client.maximum_packet_size = None
+        self.client.asked = asked()
 
     def receive(self, *packets: Packet) -> None:
         self.wire.incoming.put_nowait(b"".join(encode(packet, self.version) for packet in packets))

@@ -8,6 +8,7 @@ from typing import Any
 
 from broker.client import Client, ClientTerms, Phase, no_lane
 from broker.config import Limits, Protocol
+from broker.hook.identity import asked
 from broker.hook.stats import Stats
 from broker.packet.message import Message
 from broker.packet.reader import Readers, TopicNames
@@ -46,7 +47,7 @@ class Sending:
                 not_stored=refused, serve=lambda *_: None, lane=no_lane, express=None,
             ),
         )  # fmt: skip
-        self.outbound.phase, self.outbound.maximum_packet_size = Phase.CONNECTED, None
+        self.outbound.phase, self.outbound.asked = Phase.CONNECTED, asked()
         terms = Terms(clock=clock, budget=ByteBudget(1 << 30), dropped=self._resumed)
         session = self.outbound.session = Session("c", terms)
         session.attach(self.outbound, 10)

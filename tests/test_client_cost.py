@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import tracemalloc
+from collections import deque
 from itertools import chain
 from typing import Any
 
@@ -11,10 +13,14 @@ import pytest
 
 from broker import Broker, MqttError
 from broker.client import Client
+from broker.hook.identity import IDLE
 from broker.packet.codec import encode
-from broker.packet.packets import Connect, Packet, Publish, Subscribe, SubscribeRequest
-from tests.client_bench import BY_HAND, ERROR, V5, Bench, joined, running
-from tests.peer import Peer, memory_broker, run_async
+from broker.packet.packets import Connect, Packet, Puback, Publish, Subscribe, SubscribeRequest, Will
+from broker.session.inflight import NO_DELIVERIES
+from broker.session.queue import NOTHING
+from broker.session.will import NEVER
+from tests.client_bench import BY_HAND, ERROR, V3, V5, Bench, joined, running
+from tests.peer import Clock, Peer, memory_broker, run_async
 from tests.wire import Wire, turns, until
 
 # ---- in memory
@@ -114,6 +120,81 @@ async def test_a_large_packet_is_not_collected_while_memory_is_short(
     bench.client.abort(ERROR)
     await asyncio.wait_for(task, 1)
     assert bench.budget.used == taken
+
+
+@run_async
+async def test_an_idle_client_with_a_session_takes_few_bytes() -> None:
+    """ClientID, Keep Alive, a subscription, a session that stays, and each has had a message."""
+    count, clock = 400, Clock()
+    async with memory_broker(BY_HAND, clock=clock) as broker:
+        before: tracemalloc.Snapshot | None = None
+        peers = []
+        tracemalloc.start()
+        try:
+            for number in range(2 * count):  # half of them first, for what all share
+                if number == count:
+                    before = traced()
+                peer = Peer(broker, V3)
+                await peer.connect(f"client-{number}", clean_start=False, keep_alive=600)
+                await peer.subscribe(f"things/{number}/state", qos=1)
+                peers.append(peer)
+                await broker.publish(f"things/{number}/state", b"x", qos=1)
+                peer.send(Puback((await peer.expect(Publish)).packet_id))
+                await turns()
+            clock.now += 60
+            await broker.sweep()
+            broker._core.tree._forget_all()  # what is remembered of topics is bounded, and not the client's
+            gc.collect()
+            assert before is not None
+            taken = sum(each.size_diff for each in traced().compare_to(before, "filename"))
+        finally:
+            tracemalloc.stop()
+        assert 300 < taken / count < 750, "600 of objects, and what dictionaries take when they grow"
+
+
+def traced() -> tracemalloc.Snapshot:
+    """What the broker has made and still has, but for what it knows of Topic Names."""
+    filters = [
+        tracemalloc.Filter(True, f"*{path}")
+        for path in ("/broker/client.py", "/broker/connections.py", "/broker/session/*", "/broker/handle/*")
+    ]
+    return tracemalloc.take_snapshot().filter_traces([*filters, tracemalloc.Filter(True, "*/broker/topic/*")])
+
+
+@run_async
+async def test_what_was_needed_for_messages_is_given_back_by_who_is_idle() -> None:
+    clock = Clock()
+    async with memory_broker(BY_HAND, clock=clock) as broker:
+        peer = Peer(broker)
+        await peer.connect("c", will=Will("w", b""))
+        await peer.subscribe("t", qos=1)
+        client = broker.clients["c"]
+        session = client.session
+        assert session is not None
+        await broker.publish("t", b"1", qos=1)
+        first = await peer.expect(Publish)
+        client._wait().control_bytes = 7  # as after a socket that took nothing for a moment
+
+        async def idle() -> tuple[bool, bool, bool]:
+            clock.now += 1
+            await broker.sweep()
+            return session.inflight.blank, session.queue is NO_DELIVERIES, client.waiting is IDLE
+
+        assert await idle() == (False, True, True), "one is not acknowledged"
+        session.queue = deque()
+        peer.send(Puback(first.packet_id))
+        await turns()
+        assert await idle() == (True, True, True)
+        assert session.will is not None and session.extra is not NOTHING
+        session.set_will(None)
+        assert await idle() == (True, True, True)
+        assert session.extra is NOTHING
+        assert (session.will, session.will_due, session.waiting) == (None, NEVER, 0)
+        await broker.publish("t", b"2", qos=1)
+        assert (await peer.expect(Publish)).payload == b"2"
+        client._wait().gate = deque([(10**9, b"", None, 0)])
+        assert await idle() == (False, True, False), "something waits for a commit"
+        client._wait().gate = None
 
 
 # ---- in the loop

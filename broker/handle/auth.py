@@ -122,7 +122,7 @@ def _answer(core: Core, client: Client, method: str, step: AuthStep) -> dict[str
     answer: dict[str, Any] = {"authentication_method": method}
     if step.data is not None:
         answer["authentication_data"] = step.data
-    if client.problem_information:
+    if client.asked.problem_information:
         if step.reason_string is not None and core.config.protocol.reason_strings:
             answer["reason_string"] = step.reason_string
         if step.user_properties:

@@ -27,6 +27,7 @@ from broker.errors import (
 from broker.handle.auth import begin_authentication, check_user_name
 from broker.handle.disconnect import count_user, end_session, finish, leave, publish_will
 from broker.handle.publish import check_publish_topic, check_user_properties, is_utf8
+from broker.hook.identity import Asked, asked
 from broker.packet.enums import Version
 from broker.packet.packets import Connack, Connect, Properties, Will
 from broker.packet.properties import Place, property_block
@@ -54,13 +55,10 @@ def handle_connect(core: Core, client: Client, packet: Connect) -> Awaitable[Non
         raise MqttError("too many CONNECT packets a second", ReasonCode.CONNECTION_RATE_EXCEEDED)
     _check_version(core, packet)
     client.version = packet.version
-    client.bridge = packet.bridge
-    properties = packet.properties
-    client.maximum_packet_size = properties.get("maximum_packet_size")
-    client.problem_information = bool(properties.get("request_problem_information", 1))
+    client.asked = _asked(core, packet, packet.keep_alive)
     _check_connect(core, packet)
     _introduce(core, client, packet)
-    if "authentication_method" in properties:
+    if "authentication_method" in packet.properties:
         return begin_authentication(core, client, packet, accept)
     return accept(core, client, packet, {})
 
@@ -107,8 +105,6 @@ def _check_will(core: Core, will: Will) -> None:
 
 
 def _introduce(core: Core, client: Client, packet: Connect) -> None:
-    client.clean_start = packet.clean_start
-    client.keep_alive = packet.keep_alive
     if core.config.tls.user_name != "connect":  # then nothing else gives a name
         packet.user_name = certificate_name(client.peer.certificate or {}, core.config.tls.user_name)
     client.client_id = packet.client_id
@@ -388,24 +384,24 @@ def _start(
     """
     limits = core.config.limits
     properties = packet.properties
-    asked = _expiry_asked(core, packet)
-    session.expiry_interval = min(asked, limits.session_expiry_interval)
+    session.expiry_interval = min(_expiry_asked(core, packet), limits.session_expiry_interval)
     session.set_will(will)
     if core.hooks.look:
-        session.info = client.info
+        session.info = None if will is None else client.info
         client.info.session_expiry_interval = session.expiry_interval
     session.user_name = client.user_name
     session.version = client.version
     record_session(session, core.journal)
-    client.connect_expiry_interval = asked
     client.session = session
     keep_alive = _keep_alive(core, packet)
     if keep_alive != packet.keep_alive:
         client.info  # noqa: B018  made now, since it says what the client asked for
-        client.keep_alive = keep_alive
+    else:
+        keep_alive = client.asked.keep_alive
+    client.asked = _asked(core, packet, keep_alive)  # again: a hook may have changed the packet
     _note_limits(core, client, properties)
     window = min(properties.get("receive_maximum", 65535), limits.outbound_receive_maximum)
-    keeps_retain = packet.version is Version.MQTT_5 or client.bridge
+    keeps_retain = packet.version is Version.MQTT_5 or packet.bridge
     client.epoch = session.attach(client, window, keeps_retain)
     core.clients[session.client_id] = client
     count_user(core, client, client.user_name)
@@ -432,13 +428,20 @@ def log_connected(client: Client, present: bool) -> None:
 def _note_limits(core: Core, client: Client, properties: Properties) -> None:
     """What the client can take [MQTT5 3.1.2.11], and the Topic Aliases that we take of it."""
     limits = core.config.limits
-    maximum_packet_size = client.maximum_packet_size = properties.get("maximum_packet_size")
     allowed = min(properties.get("topic_alias_maximum", 0), limits.outbound_topic_alias_maximum)
     if allowed:
         client.own().outbound_aliases = OutboundAliases(allowed)
-    client.careful = allowed > 0 or maximum_packet_size is not None
+    client.careful = allowed > 0 or client.asked.maximum_packet_size is not None
     if limits.topic_alias_maximum and client.version is Version.MQTT_5:
         client.aliases = InboundAliases(limits.topic_alias_maximum, core.budget)
+
+
+def _asked(core: Core, packet: Connect, keep_alive: int) -> Asked:
+    properties = packet.properties
+    return asked(
+        packet.clean_start, keep_alive, _expiry_asked(core, packet), properties.get("maximum_packet_size"),
+        bool(properties.get("request_problem_information", 1)), packet.bridge,
+    )  # fmt: skip
 
 
 def _expiry_asked(core: Core, packet: Connect) -> int:
@@ -484,10 +487,10 @@ def _announce(core: Core, client: Client, packet: Connect, session: Session) -> 
     """The CONNACK properties for *client*."""
     found = announced(core.config.limits)
     said: dict[str, Any] = {}  # by hooks and settings: may be more than a packet can carry
-    if session.expiry_interval != client.connect_expiry_interval:
+    if session.expiry_interval != client.asked.expiry_interval:
         found["session_expiry_interval"] = session.expiry_interval
-    if client.keep_alive != packet.keep_alive:
-        found["server_keep_alive"] = client.keep_alive
+    if client.asked.keep_alive != packet.keep_alive:
+        found["server_keep_alive"] = client.asked.keep_alive
     template = core.config.protocol.response_information
     if template and packet.properties.get("request_response_information"):
         said["response_information"] = template.replace("{client_id}", client.client_id)

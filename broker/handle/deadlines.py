@@ -6,6 +6,7 @@ from broker.client import Client, Phase
 from broker.config import Limits
 from broker.errors import KeepAliveTimeout, MqttError, NotAuthorized, ProtocolError, QuotaExceeded
 
+IDLE = 1.0  # seconds without a packet, after which a client gives back what it has no use for
 HURRY = 2.0  # seconds for the rest of a packet, or for a socket, when memory is short
 
 
@@ -38,8 +39,11 @@ def _check_connected(client: Client, limits: Limits, now: float) -> None:
     if client.handling:
         return
     begun = client.extra.partial_since
-    if client.keep_alive and now - client.last_packet_at >= 1.5 * client.keep_alive:
-        client.end(KeepAliveTimeout(f"no packet for {1.5 * client.keep_alive:g} s"))
+    silence, most = now - client.last_packet_at, 1.5 * client.asked.keep_alive
+    if silence >= IDLE:
+        client.rest()
+    if most and silence >= most:
+        client.end(KeepAliveTimeout(f"no packet for {most:g} s"))
     elif begun is not None and now - begun >= limits.partial_packet_timeout:
         client.end(ProtocolError("a packet was begun and not completed in time"))
     elif begun is not None and now - begun >= HURRY and client.hurried:

@@ -25,7 +25,7 @@ def handle_disconnect(core: Core, client: Client, packet: Disconnect) -> None:
     session = client.session
     interval = packet.properties.get("session_expiry_interval")
     if interval is not None and session is not None:
-        if interval and not client.connect_expiry_interval:
+        if interval and not client.asked.expiry_interval:
             raise ProtocolError("DISCONNECT sets a Session Expiry Interval that CONNECT left at 0")
         session.expiry_interval = min(interval, core.config.limits.session_expiry_interval)
     client.normal = packet.reason_code == ReasonCode.NORMAL_DISCONNECTION
@@ -113,7 +113,6 @@ def _takes_time(core: Core, client: Client, session: Session) -> bool:
 def _sum_up(client: Client, ending: MqttError) -> None:
     """What hooks are told of a connection that is over."""
     info = client.info
-    info.bytes_sent = client.bytes_sent
     if isinstance(ending, DisconnectedByClient):
         info.ended_by = "client"
     else:
@@ -224,11 +223,11 @@ async def _after_end(core: Core, session: Session) -> None:
 
 async def publish_will(core: Core, session: Session) -> None:
     """Publish the pending will of *session*, at most once, if its owner may publish there [MQTT-3.1.2-8]."""
+    info = session.info
     will, session.will_due = session.set_will(None), NEVER
     if will is None:
         return
     message = _fresh(core, will)
-    info = session.info
     try:
         if core.hooks.inspects_publish and isinstance(info, ClientInfo):
             message = await inspected(core, info, message)

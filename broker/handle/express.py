@@ -17,6 +17,7 @@ from broker.client import GOODBYE, Client, Phase
 from broker.core import Core
 from broker.errors import ImplementationSpecificError
 from broker.handle.connect import announced, log_connected
+from broker.hook.identity import asked
 from broker.packet.codec import encode
 from broker.packet.enums import Version
 from broker.packet.packets import Connack
@@ -94,8 +95,7 @@ class Express:
         self._count(client, size)
         client.version = version
         client.client_id = client_id
-        client.keep_alive = data[10] << 8 | data[11]
-        client.maximum_packet_size = None
+        client.asked = asked(keep_alive=data[10] << 8 | data[11])
         self._start(client, client_id, five)
         return True
 

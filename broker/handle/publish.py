@@ -400,7 +400,7 @@ def not_stored(
         return None
     answer = Puback if acknowledgement[0] == PUBACK else Pubrec
     packet = answer(packet_id, failure.reason, client.explain(failure))
-    return fit(packet, client.version, client.maximum_packet_size)
+    return fit(packet, client.version, client.asked.maximum_packet_size)
 
 
 def _refuse_3(core: Core, client: Client, packet: Publish, refusal: MqttError) -> None:

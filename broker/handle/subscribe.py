@@ -198,8 +198,8 @@ async def _allow(
     return Subscription(
         request.topic_filter,
         min(request.qos, limits.maximum_qos),
-        request.no_local or (client.bridge and not share_name),
-        request.retain_as_published or client.bridge,
+        request.no_local or (client.asked.bridge and not share_name),
+        request.retain_as_published or client.asked.bridge,
         request.retain_handling,
         (identifier,) if identifier else (),
         share_name,
@@ -317,7 +317,7 @@ def _send_together(
     core: Core, client: Client, subscription: Subscription, part: list[Retained]
 ) -> list[Retained]:
     """Those of *part* with QoS 0 that nobody else has to look at, in one piece; gives the others."""
-    own_bytes = client.extra.outbound_aliases is not None or client.maximum_packet_size is not None
+    own_bytes = client.extra.outbound_aliases is not None or client.asked.maximum_packet_size is not None
     looked_at = core.hooks.inspects_delivery or core.hooks.hears_delivered
     careful = own_bytes or subscription.identifiers or looked_at
     if careful or client.blocked or client.full or client.phase is not Phase.CONNECTED:

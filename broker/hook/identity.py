@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -44,15 +45,53 @@ class Extra:
 NOTHING = Extra()
 
 
+@dataclass(slots=True)
+class Asked:
+    """What CONNECT asked for. Nobody changes one: all that ask for the same have it."""
+
+    clean_start: bool
+    keep_alive: int  # seconds: as the client asked, and once it is connected those in force
+    expiry_interval: int  # seconds
+    maximum_packet_size: int | None  # bytes
+    problem_information: bool
+    bridge: bool
+
+
+ASKED = 4096  # different ones that are shared
+_asked: dict[tuple[Any, ...], Asked] = {}
+
+
+def asked(
+    clean_start: bool = True, keep_alive: int = 0, expiry_interval: int = 0,
+    maximum_packet_size: int | None = None, problem_information: bool = True, bridge: bool = False,
+) -> Asked:  # fmt: skip
+    """The one for all that asked for the same."""
+    key = clean_start, keep_alive, expiry_interval, maximum_packet_size, problem_information, bridge
+    found = _asked.get(key)
+    if found is None:
+        found = Asked(*key)
+        if len(_asked) < ASKED:
+            _asked[key] = found
+    return found
+
+
+SHORTEST_CONNACK = 5  # bytes: all that is safe to send while CONNECT was not understood
+UNASKED = asked(maximum_packet_size=SHORTEST_CONNACK)  # there was no CONNECT yet
+
+
 class Waiting:
-    """What an Outbound knows of bytes that wait, for the socket, a commit or a feed: most never do."""
+    """What an Outbound knows of bytes that wait, for the socket, a commit or a feed; the others have IDLE."""
 
     __slots__ = (
-        "blocked_bytes", "blocked_since", "control_bytes", "feed", "gated_bytes", "held",
-        "pending_counted", "pending_seen", "unblocked", "waker", "writing",
+        "blocked", "blocked_bytes", "blocked_since", "control_bytes", "corked", "feed", "full", "gate",
+        "gated_bytes", "held", "pending_counted", "pending_seen", "unblocked", "waker", "writing",
     )  # fmt: skip
 
     def __init__(self) -> None:
+        self.blocked = False  # the socket takes no more
+        self.full = False  # and enough waits for it
+        self.corked = 0  # the batch that must be committed before anything leaves
+        self.gate: deque[Any] | None = None
         self.blocked_bytes = 0  # of the byte budget
         self.blocked_since = 0.0
         self.control_bytes = 0
@@ -65,6 +104,18 @@ class Waiting:
         self.unblocked: asyncio.Future[None] | None = None
         self.feed: dict[str, list[Iterator[int]]] | None = None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it is needed any more."""
+        if self.writing or self.held or self.feed:
+            return False
+        waits = self.blocked or self.full or self.corked or self.gate
+        counted = self.blocked_bytes or self.gated_bytes or self.pending_counted
+        return not (waits or counted)
+
+
+IDLE = Waiting()  # of all for whom nothing waits; nobody changes it
+
 
 class Identified:
     """Who a client is, and how far its connection has come.
@@ -73,8 +124,7 @@ class Identified:
     """
 
     __slots__ = (
-        "_client_id", "_connection", "_info", "_user_name", "authenticated", "clean_start", "extra",
-        "keep_alive", "phase", "version",
+        "_client_id", "_connection", "_info", "_user_name", "asked", "extra", "phase", "version", "waiting",
     )  # fmt: skip
 
     def __init__(self, connection: Any) -> None:
@@ -82,13 +132,12 @@ class Identified:
         self._connection = connection
         self.phase = Phase.NEW
         self.extra = NOTHING
+        self.waiting = IDLE
         self._info: ClientInfo | None = None  # once somebody looks; then ClientID and User Name are there
         self._client_id = ""
         self._user_name: str | None = None
         self.version = Version.MQTT_5
-        self.clean_start = True
-        self.keep_alive = 0  # seconds: as the client asked, and once it is connected those in force
-        self.authenticated = False  # CONNACK 0x00 was sent
+        self.asked = UNASKED
 
     @property
     def peer(self) -> Any:
@@ -123,15 +172,14 @@ class Identified:
     def look(self, peer: Any) -> ClientInfo:
         """There are hooks, and they may look from now on. *peer* is its `peer`."""
         self._info = ClientInfo(
-            self._client_id, self.version, self._user_name, None, self.clean_start, self.keep_alive,
-            peer.address, peer.transport, peer.listener, peer.local, peer.certificate,
-            authenticated=self.authenticated,
+            self._client_id, self.version, self._user_name, None, self.asked.clean_start,
+            self.asked.keep_alive, peer.address, peer.transport, peer.listener, peer.local, peer.certificate,
+            authenticated=self.phase is Phase.CONNECTED,
         )  # fmt: skip
         return self._info
 
     def accepted(self) -> None:
         """CONNACK 0x00 is sent: hooks are told so, and nobody needs the password any more."""
-        self.authenticated = True
         if self._info is not None:
             self._info.authenticated, self._info.password = True, None
 
@@ -157,3 +205,36 @@ class Identified:
         if self.extra is NOTHING:
             self.extra = Extra()
         return self.extra
+
+    # ---- what waits to be sent
+
+    def _wait(self) -> Waiting:
+        """Its `waiting`, to put something there."""
+        if self.waiting is IDLE:
+            self.waiting = Waiting()
+        return self.waiting
+
+    def rest(self) -> None:
+        """Give it back, if nothing waits any more."""
+        if self.waiting is not IDLE and self.waiting.is_over:
+            self.waiting = IDLE
+
+    @property
+    def blocked(self) -> bool:
+        """The socket takes no more."""
+        return self.waiting.blocked
+
+    @property
+    def full(self) -> bool:
+        """And enough waits for it; see terms.Link."""
+        return self.waiting.full
+
+    @property
+    def corked(self) -> bool:
+        """Nothing at all may leave before a commit."""
+        return self.waiting.corked > 0
+
+    @property
+    def gate(self) -> deque[Any] | None:
+        """What may leave after a commit, see outbound.Gated."""
+        return self.waiting.gate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from broker.client import Client
 from broker.core import Core
+from broker.hook.identity import IDLE
 from broker.lane.atleast import AtLeastOnce
 from broker.lane.known import Known
 from broker.lane.runs import Run, count_equal
@@ -61,7 +62,7 @@ class Alike:
             return 0
         members = audience.members
         for member in members:
-            if member.session.queued_qos_0 or (member.outbound.waiting is not None and not member.ready):
+            if member.session.queued_qos_0 or (member.outbound.waiting is not IDLE and not member.ready):
                 return 0
         count, packets = 1, data
         if end < len(data):

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from broker.client import Client
+from broker.hook.identity import IDLE
 from broker.outbound import Outbound
 from broker.packet.enums import Version
 from broker.session.session import Session
@@ -59,7 +60,7 @@ class Member:
         self.queues = self.link is None or len(session.queue) > 0 or len(inflight.resend) > 0
         if self.queues:
             return session.room(size)
-        if self.outbound.waiting is not None and (not self.ready or self.outbound.gate):
+        if self.outbound.waiting is not IDLE and (not self.ready or self.outbound.gate):
             return 0
         room = (terms.maximum_queued_bytes - session.bytes - size) // (terms.overhead or 1)
         slots, unused = inflight.window - inflight.used, inflight.count_unused()

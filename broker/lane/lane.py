@@ -17,6 +17,7 @@ from typing import Any
 
 from broker.client import Client, Phase
 from broker.core import Core
+from broker.hook.identity import IDLE
 from broker.lane.alike import Alike
 from broker.lane.atleast import AtLeastOnce
 from broker.lane.audience import Audience, Audience1, Member
@@ -90,7 +91,7 @@ class Lane:
         if client.session is None or client.phase is not CONNECTED or client.ending is not None:
             return data
         shut, at = False, 0
-        if client.waiting is not None or budget.used >= budget.low_from:
+        if client.waiting is not IDLE or budget.used >= budget.low_from:
             shut = client.blocked or budget.low or client.swamped
         if reader is None and not shut and data[0] in self._alike_for:
             at = self._alike.take(client, data)

@@ -212,6 +212,12 @@ class Inflight:
         self.resend = NO_DELIVERIES
         return self
 
+    def rest(self) -> Inflight:
+        """The one to go on with while nothing is sent: everybody's, if nothing is left of what was."""
+        if self.entries or self.held or self.runs or self.resend or self.used:
+            return self
+        return blank(self.window)
+
     @property
     def room(self) -> bool:
         """Whether one more PUBLISH may be sent now: a slot and an identifier are free."""
@@ -411,6 +417,9 @@ class BlankInflight(Inflight):
 
     def close(self) -> Inflight:
         return blank(0)
+
+    def rest(self) -> Inflight:
+        return self
 
     def count(self, delivery: Delivery) -> None:
         raise AssertionError("this is everybody's")

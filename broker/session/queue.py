@@ -20,7 +20,7 @@ from broker.session.inflight import (
     read_packets,
 )
 from broker.session.terms import Terms
-from broker.session.will import NEVER
+from broker.session.will import NEVER, PendingWill
 
 
 class QueuedRun:
@@ -119,6 +119,32 @@ class QueuedRun:
             yield Delivery(message, 1, False)
 
 
+class Extra:
+    """Of one session; made when the first of it is needed. Nobody changes NOTHING, which all others have."""
+
+    __slots__ = (
+        "disconnect_slow", "info", "more", "queue_expires_at", "queued_qos_0", "will", "will_due",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.more = 0  # messages in runs, beyond one each
+        self.queued_qos_0 = 0
+        self.queue_expires_at = NEVER
+        self.disconnect_slow = False
+        self.will: PendingWill | None = None
+        self.will_due = NEVER
+        self.info: object = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it is needed any more."""
+        waits = self.more or self.queued_qos_0 or self.queue_expires_at != NEVER or self.disconnect_slow
+        return not waits and self.will is None and self.will_due == NEVER and self.info is None
+
+
+NOTHING = Extra()
+
+
 class Queue:
     """What waits in one session, and what all of its messages take.
 
@@ -127,21 +153,51 @@ class Queue:
     in flight and held.
     """
 
-    __slots__ = (
-        "bytes", "client_id", "disconnect_slow", "inflight", "more", "queue", "queue_expires_at",
-        "queued_qos_0", "terms",
-    )  # fmt: skip
+    __slots__ = ("bytes", "client_id", "extra", "inflight", "queue", "terms")
 
     def __init__(self, client_id: str, terms: Terms) -> None:
         self.client_id = client_id
         self.terms = terms
         self.inflight = blank(0)
         self.queue: deque[Delivery | QueuedRun] = NO_DELIVERIES
-        self.more = 0  # messages in runs, beyond one each
-        self.queued_qos_0 = 0  # while any waits, later QoS 0 waits behind it [B12]
+        self.extra = NOTHING
         self.bytes = 0
-        self.queue_expires_at = NEVER  # the earliest deadline in the queue, or earlier
-        self.disconnect_slow = False  # the queue is full and the setting says to disconnect
+
+    def own(self) -> Extra:
+        """Its `extra`, to put something there."""
+        if self.extra is NOTHING:
+            self.extra = Extra()
+        return self.extra
+
+    @property
+    def queued_qos_0(self) -> int:
+        """While any waits, later QoS 0 waits behind it [B12]."""
+        return self.extra.queued_qos_0
+
+    @queued_qos_0.setter
+    def queued_qos_0(self, queued_qos_0: int) -> None:
+        if queued_qos_0 != self.extra.queued_qos_0:
+            self.own().queued_qos_0 = queued_qos_0
+
+    @property
+    def queue_expires_at(self) -> float:
+        """The earliest deadline in the queue, or earlier."""
+        return self.extra.queue_expires_at
+
+    @queue_expires_at.setter
+    def queue_expires_at(self, queue_expires_at: float) -> None:
+        if queue_expires_at != self.extra.queue_expires_at:
+            self.own().queue_expires_at = queue_expires_at
+
+    @property
+    def disconnect_slow(self) -> bool:
+        """The queue is full and the setting says to disconnect."""
+        return self.extra.disconnect_slow
+
+    @disconnect_slow.setter
+    def disconnect_slow(self, disconnect_slow: bool) -> None:
+        if disconnect_slow != self.extra.disconnect_slow:
+            self.own().disconnect_slow = disconnect_slow
 
     def table(self) -> Inflight:
         """Its `inflight`, to put something in there."""
@@ -152,7 +208,11 @@ class Queue:
     @property
     def waiting(self) -> int:
         """Messages in the queue."""
-        return len(self.queue) + self.more
+        return len(self.queue) + self.extra.more
+
+    def _add_more(self, count: int) -> None:
+        if count:
+            self.own().more += count
 
     # ---- what comes in
 
@@ -170,10 +230,10 @@ class Queue:
             queue = self.queue = deque()
         last = queue[-1] if queue else None
         if isinstance(last, QueuedRun) and last.extend(run):
-            self.more += run.count
+            self.own().more += run.count
         else:
             queue.append(run)
-            self.more += run.count - 1
+            self._add_more(run.count - 1)
 
     def _enqueue(self, delivery: Delivery) -> None:
         """Queue *delivery*, which is counted, if that is allowed."""
@@ -196,7 +256,7 @@ class Queue:
     def _take_next(self) -> Delivery:
         first = self.queue.popleft()
         if isinstance(first, QueuedRun):
-            self.more -= first.count - 1
+            self._add_more(1 - first.count)
             deliveries = [*first.deliveries()]
             if first.part is not None:
                 first.part.thawed(deliveries)
@@ -220,11 +280,11 @@ class Queue:
             return None, 0
         if first.count > most:
             run = first.take(most)
-            self.more -= most
+            self._add_more(-most)
         else:
             run = first
             self.queue.popleft()
-            self.more -= first.count - 1
+            self._add_more(1 - first.count)
         five, identifier = version is Version.MQTT_5, inflight.next_unused()
         packets = run.numbered(five, identifier)
         sent = SentRun(identifier, run.count, packets, run.cost, run.client_id, five, 0.0)
@@ -322,7 +382,7 @@ class Queue:
         for queued in self.queue:
             if isinstance(queued, QueuedRun) and queued.part is part:
                 self.queue.remove(queued)
-                self.more -= queued.count - 1
+                self._add_more(1 - queued.count)
                 self._drop_run(queued)
                 for delivery in queued.deliveries():
                     self.terms.dropped(self.client_id, delivery.message, "store_failed")
@@ -349,7 +409,8 @@ class Queue:
             else:
                 self._release(queued)
         self.queue = NO_DELIVERIES
-        self.more = self.queued_qos_0 = 0
+        self._add_more(-self.extra.more)
+        self.queued_qos_0 = 0
 
     def _drop_run(self, run: QueuedRun | SentRun) -> None:
         self._give(run.cost)

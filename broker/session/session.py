@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from broker.packet.enums import PacketType, Version
 from broker.packet.message import Message
 from broker.packet.packets import Pubrel
-from broker.session.inflight import Delivery, SentRun, State, blank
-from broker.session.queue import Queue
+from broker.session.inflight import NO_DELIVERIES, Delivery, SentRun, State, blank
+from broker.session.queue import NOTHING, Queue
 from broker.session.terms import Link, Recorder, Terms
 from broker.session.will import NEVER, PendingWill
 from broker.store.budget import same
@@ -35,15 +35,12 @@ class Session(Queue):
         "epoch",
         "expiry_interval",
         "fixed_bytes",
-        "info",
         "keeps_retain",
         "link",
         "recorder",
         "state",
         "user_name",
         "version",
-        "will",
-        "will_due",
     )  # fmt: skip
 
     def __init__(self, client_id: str, terms: Terms) -> None:
@@ -52,10 +49,7 @@ class Session(Queue):
         self.fixed_bytes = 0
         self.expiry_interval = 0  # seconds
         self.ends_at = NEVER
-        self.will: PendingWill | None = None
-        self.will_due = NEVER
         self.link: Link | None = None
-        self.info: object = None  # ClientInfo of the latest connection, for the will's authorization
         self.user_name: str | None = None
         self.version = Version.MQTT_5  # of the latest connection
         self.recorder: Recorder | None = None
@@ -67,7 +61,45 @@ class Session(Queue):
     def connected(self) -> bool:
         return self.link is not None
 
+    @property
+    def will(self) -> PendingWill | None:
+        """Of the latest connection."""
+        return self.extra.will
+
+    @will.setter
+    def will(self, will: PendingWill | None) -> None:
+        if will is not self.extra.will:
+            self.own().will = will
+
+    @property
+    def will_due(self) -> float:
+        """When it is to be published: NEVER while that does not run."""
+        return self.extra.will_due
+
+    @will_due.setter
+    def will_due(self, will_due: float) -> None:
+        if will_due != self.extra.will_due:
+            self.own().will_due = will_due
+
+    @property
+    def info(self) -> object:
+        """ClientInfo of the connection that left a will, for its authorization."""
+        return self.extra.info
+
+    @info.setter
+    def info(self, info: object) -> None:
+        if info is not self.extra.info:
+            self.own().info = info
+
     # ---- connections
+
+    def rest(self) -> None:
+        """Give back what is needed only while messages are on their way or a will is left, if none are."""
+        if self.extra is not NOTHING and self.extra.is_over:
+            self.extra = NOTHING
+        if not self.queue:
+            self.queue = NO_DELIVERIES
+        self.inflight = self.inflight.rest()
 
     def attach(self, link: Link, window: int, keeps_retain: bool = True) -> int:
         """A connection takes the session over; its epoch. Nothing is sent before `pump`.
@@ -79,6 +111,7 @@ class Session(Queue):
         self.link = link
         self.disconnect_slow = False  # a queue that filled up while nobody was connected
         self.ends_at = self.will_due = NEVER
+        self.rest()
         self.terms.turnover += 1
         self.thaw()
         self.inflight = self.inflight.open(window)
@@ -97,6 +130,7 @@ class Session(Queue):
         self.link = None
         self.terms.turnover += 1
         self.inflight = self.inflight.close()
+        self.rest()
         return True
 
     # ---- delivery
@@ -327,6 +361,8 @@ class Session(Queue):
     def set_will(self, will: PendingWill | None) -> PendingWill | None:
         """Put *will* in the place of the one that is pending, which is returned; `note` tells the store."""
         before, self.will = self.will, will
+        if will is None:
+            self.info = None
         if before is not None:
             self.charge(-before.message.size)
         if will is not None:

@@ -63,9 +63,8 @@ def plain(client_id: str = "c", version: Version = V3, **fields: Any) -> bytes:
 
 def of_client(client: Client) -> dict[str, Any]:
     fields = (
-        "version", "keep_alive", "clean_start", "phase", "maximum_packet_size", "careful", "epoch", "bridge",
-        "problem_information", "connect_expiry_interval", "authenticated", "client_id",
-        "user_name", "counted_user", "serving", "over", "normal", "partial",
+        "version", "phase", "asked", "careful", "epoch", "client_id", "user_name", "counted_user", "serving",
+        "over", "normal", "partial",
     )  # fmt: skip
     seen = {name: getattr(client, name) for name in fields}
     seen["handling"] = client.handling and not client.over  # nobody asks after the end

@@ -154,11 +154,10 @@ async def test_a_member_that_takes_nothing_is_the_readable_lane_s(why: str, qos:
     async with memory_broker(by_hand()) as broker:
         await joined(broker, "s", "t", qos=1)
         await joined(broker, "p")
-        outbound = broker.clients["s"]
-        outbound._wait()
-        outbound.blocked, outbound._corked = why == "blocked", 10**9 * (why == "corked")
+        waiting = broker.clients["s"]._wait()
+        waiting.blocked, waiting.corked = why == "blocked", 10**9 * (why == "corked")
         assert take(broker, "p", publishes("t", qos=qos)) == publishes("t", qos=qos)
-        outbound.blocked, outbound._corked = False, 0
+        waiting.blocked, waiting.corked = False, 0
         assert take(broker, "p", publishes("t", qos=qos)) == b""
 
 
@@ -171,11 +170,10 @@ async def test_it_steps_aside(why: str) -> None:
         client, budget = broker.clients["p"], broker._core.budget
         taken = budget.maximum if why == "memory is short" else 0
         budget.take_anyway(taken)
-        client._wait()
-        client.blocked = why == "it does not read its answers"
+        client._wait().blocked = why == "it does not read its answers"
         client.ending = MqttError("over") if why == "it is ending" else None
         assert take(broker, "p", publishes("t")) == publishes("t")
-        client.blocked, client.ending = False, None
+        client._wait().blocked, client.ending = False, None
         budget.give(taken)
         assert take(broker, "p", publishes("t")) == b""
 
