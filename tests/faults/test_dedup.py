@@ -95,17 +95,18 @@ def send_batch(port: int, batch: int, size: int, window: int = 64) -> None:
 
 
 def read_all(port: int) -> list[bytes]:
-    """All that waits in the reader's session."""
+    """All that waits in the reader's session: until nothing comes before the answer to a PINGREQ."""
     found: list[bytes] = []
     with line(port, "reader", clean_start=False) as reader:
-        reader.send(wire.pingreq())
-        with contextlib.suppress(TimeoutError):
-            reader._sock.settimeout(1.0)
-            while True:
-                packet = reader.recv()
-                if packet.type == wire.PUBLISH:
-                    found.append(packet.payload)
-                    reader.send(wire.puback(packet.packet_id or 0))
+        more = True
+        while more:
+            reader.send(wire.pingreq())
+            more = False
+            while (packet := reader.recv()).type != wire.PINGRESP:
+                assert packet.type == wire.PUBLISH, packet
+                more = True
+                found.append(packet.payload)
+                reader.send(wire.puback(packet.packet_id or 0))
     return found
 
 
