@@ -1,6 +1,7 @@
 """For the whole suite: no test is judged by the time it takes, and none writes to a real data folder."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -29,6 +30,13 @@ def compiled_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interruptible() -> None:
+    """A run in the background of a shell may ignore SIGINT; the programs that it starts must not."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

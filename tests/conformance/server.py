@@ -146,7 +146,7 @@ class Server:
         """Lets the loop run until everything that is ready has been done."""
         self.run(_turns(50))
 
-    def wait_until(self, condition: Callable[[], object], what: str = "", timeout: float = 2.0) -> None:
+    def wait_until(self, condition: Callable[[], object], what: str = "", timeout: float = 10.0) -> None:
         """Waits in real time until *condition*, called in the broker's loop, holds."""
         self.run(_wait_until(condition, what, timeout), timeout + 2)
 

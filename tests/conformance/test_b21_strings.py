@@ -204,6 +204,7 @@ def test_b21__too_many_levels_in_3_1_1(server: Server) -> None:
 
 
 def test_b21__matching_time_does_not_explode(serve: Serve) -> None:
+    """Of the processor, for the broker and its clients together: the machine may be busy."""
     server = serve(maximum_topic_levels=65535)
     client, publisher = server.connect("c"), server.connect("p")
     client.subscribe(deep(32768, "+"), subscription_identifier=1)
@@ -212,7 +213,7 @@ def test_b21__matching_time_does_not_explode(serve: Serve) -> None:
     branches = ("/".join("+a"[n >> bit & 1] for bit in range(8)) for n in range(256))
     filters = [f"{branch}/{deep(50, '+')}/x" for branch in branches]
     client.subscribe(*filters)
-    start = time.monotonic()
+    start = time.process_time()
     publisher.publish("/" * 65534)
     client.expect("PUBLISH", subscription_identifier=[2, 3])
     publisher.publish("/" * 32767)
@@ -221,7 +222,7 @@ def test_b21__matching_time_does_not_explode(serve: Serve) -> None:
     client.expect("PUBLISH", subscription_identifier=[1, 2])
     publisher.publish(deep(58) + "/y", b"x", qos=1, reason=0x10)
     client.expect_nothing()
-    assert time.monotonic() - start < 1.5
+    assert time.process_time() - start < 1.5
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ class Tcp:
 
     name = "tcp"
 
-    def __init__(self, address: str, *, rng: random.Random | None = None, timeout: float = 2.0,
+    def __init__(self, address: str, *, rng: random.Random | None = None, timeout: float = 10.0,
                  context: ssl.SSLContext | None = None) -> None:  # fmt: skip
         self.rng, self.timeout, self.address = rng or random.Random(1), timeout, address
         self.sock = self._open(address)
