@@ -23,6 +23,7 @@ from broker.transport.base import Connection, Peer
 
 log = logging.getLogger("broker")
 
+PUBLISH = 3  # the packet type, which the fast lane leaves alone while hooks inspect it
 OVERFLOW = 64  # connections above the maximum that are still read, so that CONNACK can say why
 
 
@@ -202,7 +203,7 @@ def client_terms(
     strict = core.config.protocol.disallowed_code_points == "reject"
     names = TopicNames(strict)
     lane, express = Lane(core, names, check_publish_topic), Express(core, goodbye)
-    fast = core.config.capacity.fast_lane
+    fast, watched = core.config.capacity.fast_lane, core.hooks.inspects_publish
     return ClientTerms(
         limits=core.config.limits,
         protocol=core.config.protocol,
@@ -210,7 +211,7 @@ def client_terms(
         stats=core.stats,
         budget=core.budget,
         journal=core.journal,
-        readers=Readers(core.config.limits.maximum_packet_size, names),
+        readers=Readers(core.config.limits.maximum_packet_size, names, PUBLISH if watched else -1),
         dropped=core.dropped,
         dispatch=dispatcher(core),
         serve=serve,

@@ -63,7 +63,7 @@ MODULES: dict[str, set[str]] = {
         *("session", "manager", "queue", "inflight", "alias", "will", "terms", "record", "restore"),
     },
     "hook": {
-        *("base", "hooks", "auth", "acl", "limits", "stats", "export", "dedup", "sound", "identity"),
+        *("base", "begun", "hooks", "auth", "acl", "limits", "stats", "export", "dedup", "sound", "identity"),
         *("log.line", "log.names", "log.segment", "log.recorder", "log.recover", "log.retention", "log.runs"),
     },
     "transport": {"base", "listen", "tcp", "epoll", "tls", "http11", "frames", "websocket", "memory"},

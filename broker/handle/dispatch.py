@@ -61,6 +61,8 @@ def dispatcher(core: Core) -> Callable[[Client, Packet], Awaitable[None] | None]
     """The function that a Client calls with each packet, in order; gives what must be waited for."""
 
     def dispatch(client: Client, packet: Packet) -> Awaitable[None] | None:
+        if type(packet) is Publish and client.phase is CONNECTED:  # as below, but sooner
+            return handle_publish(core, client, packet)
         if client.phase is not CONNECTED and not isinstance(packet, EARLY.get(client.phase, ())):
             raise ProtocolError(f"{type(packet).__name__} before the connection was accepted")
         handler = HANDLERS.get(type(packet))

@@ -61,7 +61,10 @@ def handle_publish(core: Core, client: Client, packet: Publish) -> Awaitable[Non
             return None
         if client.extra.receiving:
             _count_received(core, client, client.extra.receiving)
-    message = _message(core, client, packet, topic_name)
+    if block is None and not limits.message_expiry_interval and not packet.retain:
+        message = Message(topic_name, packet.payload, qos, False, NO_PROPERTIES, client.client_id)
+    else:
+        message = _message(core, client, packet, topic_name)
     try:
         if topic_name not in core.tree.routes or topic_name[0] == "$":
             check_publish_topic(core, topic_name)
@@ -173,6 +176,9 @@ def _hand_over(
     if packet.qos:
         journal = core.journal
         after = journal.promise(before, message.topic_name) if journal.changes != before else 0
+        if held is None and (matched or client.version is not Version.MQTT_5):  # as below, but sooner
+            client.acknowledge(PUBACK, packet.packet_id, after, message)
+            return None
         until = None if held is None else held.acknowledgement
         _acknowledge(client, packet.packet_id, matched, *_in_turn(after, until, message))
     return None if held is None or held.reading is None else _wait_to_read(held.reading)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Coroutine, Generator, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from itertools import chain
 from types import CoroutineType
 from typing import Any, TypeVar
 
 from broker.errors import AcknowledgeOnly, BadAuthenticationMethod, MqttError, StoreError
 from broker.hook.base import EVENTS, AuthStep, BrokerApi, ClientInfo, Hold, HookBase, Origin, SessionState
+from broker.hook.begun import Begun, awaiting, first_step
 from broker.hook.sound import (
     Method,
     both,
@@ -34,36 +34,6 @@ from broker.packet.packets import Connect, SubscribeRequest
 log = logging.getLogger("broker.hook")
 
 T = TypeVar("T")
-
-
-class Begun:
-    """A coroutine that waits for the first time, or, in place, has yet to begin: `await` goes on with it."""
-
-    __slots__ = ("_coroutine", "_waits_for")
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], waits_for: Any) -> None:
-        self._coroutine = coroutine
-        self._waits_for = waits_for
-
-    def close(self) -> None:
-        self._coroutine.close()
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        coroutine, waits_for = self._coroutine, self._waits_for
-        while True:
-            try:
-                sent = yield waits_for
-            except GeneratorExit:
-                coroutine.close()
-                raise
-            except BaseException as error:
-                step = partial(coroutine.throw, error)
-            else:
-                step = partial(coroutine.send, sent)
-            try:
-                waits_for = step()
-            except StopIteration as done:
-                return done.value
 
 
 def overriders(hooks: Sequence[HookBase], event: str) -> tuple[Method, ...]:
@@ -179,15 +149,22 @@ class Hooks:
         took 9.4 us a message when each got a task's time-out and a check of all that it gave back, two plain
         functions 3.9; with this 2.1 and 1.1 (50 topics, QoS 0; CPython 3.11, 2 cores).
         """
-        before, methods = fields_of(message), iter(self._on_message)
+        before, methods, in_place = fields_of(message), iter(self._on_message), self.in_place
         for method in methods:
             try:
-                result = self._begin(method, client, message)
+                result = method.call(client, message)
+                if in_place or type(result) is not CoroutineType:
+                    result = self._begun(result)
+                else:
+                    try:
+                        result = Begun(result, result.send(None))
+                    except StopIteration as done:
+                        result = done.value
             except MqttError:
                 raise
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:  # nobody cancels a plain call
                 raise refusal_of(method) from error
-            if isinstance(result, Begun):
+            if type(result) is Begun:
                 return self._inspect_later(methods, method, result, client, message)
             if method.transforms and not (result is message and is_unchanged(message, before)):
                 message = sound_message(method, result)
@@ -399,16 +376,19 @@ class Hooks:
         A coroutine may use what needs a task (asyncio.timeout, say): in place it begins a turn later, in one.
         """
         try:
-            result = method.call(*args)
-            if result is None or isinstance(result, Message):
-                return result
-            if not isinstance(result, CoroutineType):
-                if not inspect.isawaitable(result):
-                    return result
-                result = _awaiting(result)
-            return Begun(result, None) if self.in_place else _first_step(result)
+            return self._begun(method.call(*args))
         except asyncio.CancelledError as error:
             raise RuntimeError("the hook was cancelled from inside") from error
+
+    def _begun(self, result: Any) -> Any:
+        """What a method gave, or what came of its coroutine; see `_begin`."""
+        if result is None or isinstance(result, Message):
+            return result
+        if not isinstance(result, CoroutineType):
+            if not inspect.isawaitable(result):
+                return result
+            result = awaiting(result)
+        return Begun(result, None) if self.in_place else first_step(result)
 
     async def _wait(self, begun: Begun) -> Any:
         """The result of *begun*, if that does not take longer than the time-out.
@@ -479,18 +459,6 @@ def _tell_now(methods: tuple[Method, ...], *args: Any) -> None:
             _call_now(method, *args)
         except (Exception, asyncio.CancelledError):
             failed(method)
-
-
-def _first_step(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What *coroutine* gives, or a Begun if it waits."""
-    try:
-        return Begun(coroutine, coroutine.send(None))
-    except StopIteration as done:
-        return done.value
-
-
-async def _awaiting(result: Awaitable[Any]) -> Any:
-    return await result
 
 
 async def _maybe_await(result: Any) -> None:

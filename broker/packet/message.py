@@ -26,6 +26,19 @@ MQTT_5 = Version.MQTT_5
 LAST_IDENTIFIER = 65535
 
 _FIRST_BYTES = tuple(bytes((0x30 | flags,)) for flags in range(16))
+
+
+class _Heads(dict[int, bytes]):
+    """Remaining Length << 4 | flags -> the fixed header of such a PUBLISH; bounded."""
+
+    def __missing__(self, key: int) -> bytes:
+        if len(self) >= 4096:
+            self.clear()
+        head = self[key] = _FIRST_BYTES[key & 15] + varint_bytes(key >> 4)
+        return head
+
+
+_HEADS = _Heads()  # 150 ns less a message than to make it (CPython 3.11)
 _RETAINED_HEADS = tuple(bytes((0x31, length)) for length in range(128))
 
 
@@ -207,12 +220,10 @@ class Message:
         topic, payload, block = ENCODED_TOPICS[self.topic_name], self.payload, b""
         if version is MQTT_5:
             block = self._sent_properties() if self.properties or self._left is not None else b"\0"
-        first = _FIRST_BYTES[qos << 1 | retain]
+        length, flags = len(topic) + len(block) + len(payload), qos << 1 | retain
         if qos == 0:
-            length = varint_bytes(len(topic) + len(block) + len(payload))
-            return b"".join((first, length, topic, block, payload)), b""
-        length = varint_bytes(len(topic) + 2 + len(block) + len(payload))
-        return b"".join((first, length, topic)), block + payload if block else payload
+            return b"".join((_HEADS[length << 4 | flags], topic, block, payload)), b""
+        return _HEADS[length + 2 << 4 | flags] + topic, block + payload if block else payload
 
 
 def encode_publish(

@@ -35,7 +35,7 @@ class PacketReader:
     Holds at most *maximum_packet_size* bytes plus one chunk. Not for two threads at once.
     """
 
-    __slots__ = ("_dialect", "_held", "_needed", "_version", "error", "maximum_packet_size")
+    __slots__ = ("_dialect", "_held", "_needed", "_version", "apart", "error", "maximum_packet_size")
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class PacketReader:
         names = TopicNames(strict) if names is None else names
         self.maximum_packet_size = maximum_packet_size
         self.error: MqttError | None = None
+        self.apart = -1  # the packet type that `parts` does not offer
         self._dialect = dialect_of(MQTT_5, strict, from_client, names)
         self._version: Version | None = None if from_client else MQTT_5
         self._held: bytes | bytearray = b""  # a bytearray only while it holds something
@@ -97,7 +98,8 @@ class PacketReader:
     def parts(self, data: bytes, take: Callable[[bytes], bytes] | None = None) -> Iterator[list[Packet]]:
         """As `feed`, but decodes little at a time; never an empty list. To be taken to the end.
 
-        After each part the rest is offered to *take*, which gives back what is to be decoded.
+        After each part the rest is offered to *take*, which gives back what is to be decoded, unless it
+        begins with a packet of the type `apart`: it is copied for that.
         """
         if self._held:
             self._held += data
@@ -114,7 +116,7 @@ class PacketReader:
                 self._held = b""
             if packets:
                 yield packets
-            if take is not None and at < size and self.error is None:
+            if take is not None and at < size and data[at] >> 4 != self.apart and self.error is None:
                 data = take(data[at:])
                 at, size = 0, len(data)
 
@@ -183,8 +185,10 @@ class PacketReader:
 class Readers:
     """The PacketReaders of a broker's clients. One is needed only while something is read or not whole."""
 
-    def __init__(self, maximum_packet_size: int, names: TopicNames) -> None:
+    def __init__(self, maximum_packet_size: int, names: TopicNames, apart: int = -1) -> None:
+        """*apart*: see PacketReader."""
         self.names = names
+        self._apart = apart
         self._maximum_packet_size = maximum_packet_size
         self._spare: list[PacketReader] = []
 
@@ -192,6 +196,7 @@ class Readers:
         """One for a client that speaks *version*; None: its CONNECT has not come."""
         if not self._spare:
             self._spare.append(PacketReader(self._maximum_packet_size, self.names.strict, self.names))
+            self._spare[-1].apart = self._apart
         reader = self._spare.pop()
         reader.version = version
         return reader

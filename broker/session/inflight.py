@@ -30,6 +30,7 @@ class State(IntEnum):
     DONE = 4
 
 
+WAIT_PUBACK, WAIT_PUBREC, DONE = State.WAIT_PUBACK, State.WAIT_PUBREC, State.DONE  # read for each message
 # Every legal step; all else is a ProtocolError. A PUBACK or PUBREC of 0x80 or more ends it at once.
 NEXT = {
     (State.WAIT_PUBACK, PacketType.PUBACK): State.DONE,  # QoS 1 [4.3.2]
@@ -236,9 +237,13 @@ class Inflight:
             self._unused_to = 0
         self._last = delivery.packet_id = packet_id
         delivery.number = self._started = self._started + 1
-        delivery.state = State.WAIT_PUBACK if delivery.qos == 1 else State.WAIT_PUBREC
-        self._enter(delivery)
-        self.count(delivery)
+        delivery.state = WAIT_PUBACK if delivery.qos == 1 else WAIT_PUBREC
+        if entries is NO_ENTRIES:
+            self._enter(delivery)
+        else:
+            entries[packet_id] = delivery
+        delivery.counted = True
+        self.used += 1
 
     def _enter(self, delivery: Delivery) -> None:
         if self.entries is NO_ENTRIES:

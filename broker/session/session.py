@@ -189,12 +189,12 @@ class Session(Queue):
         link = self.link
         assert link is not None
         message = delivery.message
-        retain = self._retain(delivery)
+        retain = delivery.retain and self._retain(delivery)
         if delivery.qos == 0:  # queued while offline
             link.publish(message, 0, retain, delivery.identifiers, after=self._release(delivery))
             return
         self.table().start(delivery)
-        after = self._stepped(delivery)
+        after = 0 if delivery.record is None else self._stepped(delivery)
         sent = link.publish(
             message, delivery.qos, retain, delivery.identifiers, delivery.packet_id, after=after
         )

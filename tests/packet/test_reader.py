@@ -333,3 +333,18 @@ def test_short_acknowledgements_are_what_the_table_makes_of_them(
         assert (found, type(reader.error)) == ([], type(error))
     else:
         assert (found, reader.error) == ([wanted], None)
+
+
+def test_after_each_part_the_rest_is_offered_unless_it_begins_with_what_is_never_taken() -> None:
+    publish = encode(Publish("t", b"x" * 5000), V5)
+    for apart, offered in ((-1, 3), (3, 1), (12, 2)):
+        reader, offers = connected(), []
+        reader.apart = apart
+
+        def take(rest: bytes, offers: list[int] = offers) -> bytes:
+            offers.append(len(rest))
+            return rest
+
+        parts = reader.parts(publish * 3 + PING, take)
+        assert [type(packet) for packets in parts for packet in packets] == [Publish] * 3 + [Pingreq]
+        assert len(offers) == offered
