@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from broker.packet.enums import PacketType, Version
-from broker.packet.message import Message
+from broker.packet.message import LAST_IDENTIFIER, Message
 from broker.packet.packets import Pubrel
 from broker.session.inflight import NO_DELIVERIES, Delivery, SentRun, State, blank
 from broker.session.queue import NOTHING, Queue
@@ -162,7 +162,7 @@ class Session(Queue):
     def keep(self, delivery: Delivery) -> None:
         """Send *delivery* at once if its turn has come, else queue it."""
         terms, cost = self.terms, delivery.message.size + self.terms.overhead
-        at_once = self.ready and not self.queue and not self.inflight.resend
+        at_once = not self.queue and not self.inflight.resend and self.ready
         if delivery.qos == 0 and terms.budget.low:
             terms.dropped(self.client_id, delivery.message, "memory")
             return
@@ -182,8 +182,9 @@ class Session(Queue):
     @property
     def ready(self) -> bool:
         """Whether a QoS 1 or 2 message could be sent in this moment."""
-        link = self.link
-        return link is not None and self.inflight.room and not link.full
+        link, inflight = self.link, self.inflight
+        room = inflight.used < inflight.window and len(inflight.entries) < LAST_IDENTIFIER  # `inflight.room`
+        return link is not None and room and not link.full
 
     def _start(self, delivery: Delivery) -> None:
         link = self.link
@@ -193,7 +194,7 @@ class Session(Queue):
         if delivery.qos == 0:  # queued while offline
             link.publish(message, 0, retain, delivery.identifiers, after=self._release(delivery))
             return
-        self.table().start(delivery)
+        (self.table() if self.inflight.blank else self.inflight).start(delivery)
         after = 0 if delivery.record is None else self._stepped(delivery)
         sent = link.publish(
             message, delivery.qos, retain, delivery.identifiers, delivery.packet_id, after=after
