@@ -59,6 +59,11 @@ def with_packet(kind: int) -> Callable[..., bool]:
     return lambda connection, data: any(raw[0] >> 4 == kind for raw in packets(bytearray(data)))
 
 
+def read_of(first: int) -> Callable[..., bool]:
+    """Calls of Lane.take whose bytes begin with *first*, the first byte of a packet."""
+    return lambda lane, client, data: data[0] == first
+
+
 def something(store: Any, batch: Any) -> bool:
     """A batch with rows in it: one without only notes the time."""
     return any(batch.rows.values())
@@ -77,8 +82,8 @@ PLACES: dict[str, Place] = {
     "SUBSCRIBE arrives": Place("broker.handle.subscribe", "handle_subscribe"),
     "UNSUBSCRIBE arrives": Place("broker.handle.subscribe", "handle_unsubscribe"),
     "DISCONNECT arrives": Place("broker.handle.disconnect", "handle_disconnect"),
-    "lane takes PUBLISH": Place("broker.lane.lane", "Lane._take_qos_1"),
-    "lane takes PUBACK": Place("broker.lane.lane", "Lane._take_pubacks"),
+    "lane takes PUBLISH": Place("broker.lane.lane", "Lane.take", read_of(0x32)),
+    "lane takes PUBACK": Place("broker.lane.lane", "Lane.take", read_of(0x40)),
     # what is done
     "route": Place("broker.router", "Router.route"),
     "retain": Place("broker.router", "Router.retain_now"),

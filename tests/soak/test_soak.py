@@ -18,12 +18,14 @@ from typing import Any
 
 import pytest
 
+from broker.hook.identity import ASKED
 from broker.hook.limits import REMEMBERED
 from broker.lane.blocks import MAXIMUM
 from broker.packet.properties import PropertyBlocks
 from broker.packet.reader import SPARE
 from broker.packet.wire import TopicNames
 from broker.session.inflight import BLANKS
+from broker.topic.subscription import SHARED
 from broker.topic.tree import CACHED_NAMES
 from tests.soak.census import census
 from tests.soak.churn import churn
@@ -46,6 +48,8 @@ BOUNDED: dict[str, int] = {
     **dict.fromkeys(("Dialect", "all Dialect", "Version"), 3),  # versions
     **dict.fromkeys(("Readers._spare", "PacketReader", "all PacketReader"), SPARE),
     "all BlankInflight": BLANKS,
+    "all Asked": ASKED,
+    "all Options": SHARED,
     "Poll._connections": 20_000,  # the highest descriptor that there was
     "rows of meta": 10,
 }
