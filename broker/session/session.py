@@ -277,6 +277,13 @@ class Session(Queue):
             self._stepped(delivery)
         return delivery
 
+    def complete(self, delivery: Delivery) -> None:
+        """The last acknowledgement of *delivery*, which waits for nothing else, has come."""
+        self.inflight.finish(delivery)
+        self._release(delivery)
+        if self.queue or self.inflight.resend:
+            self.pump()
+
     # ---- what the fast lane sends
 
     def send_run(self, run: SentRun) -> None:
