@@ -15,7 +15,7 @@ from typing import Any
 
 from broker.config import Protocol
 from broker.errors import ImplementationSpecificError, MqttError, PacketTooLarge, QuotaExceeded, StreamEnded
-from broker.hook.identity import NOTHING
+from broker.hook.identity import IDLE, NOTHING
 from broker.hook.identity import Phase as Phase
 from broker.hook.limits import give_way, turn_end
 from broker.outbound import Outbound, WriteTerms
@@ -359,7 +359,7 @@ class Client(Outbound[ClientTerms]):
         packet_id: int = 0, dup: bool = False, after: int = 0,
     ) -> bool:  # fmt: skip
         """Queue a PUBLISH; False: dropped and counted. See terms.Link, and Message.frame for its bytes."""
-        if qos == 0 and (self.full or (self.blocked and self.budget.low)):
+        if qos == 0 and self.waiting is not IDLE and (self.full or (self.blocked and self.budget.low)):
             reason = "outbound_full" if self.full else "memory"
             self._terms.dropped(self.client_id, message, reason)
             return False

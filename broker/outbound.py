@@ -130,7 +130,8 @@ class Outbound(Identified, Generic[T]):
         packets.append(data)
         self._bytes += len(data)
         terms.stats.messages_sent += count
-        if self.waiting.blocked or self.waiting.corked:
+        waiting = self.waiting
+        if waiting is not IDLE and (waiting.blocked or waiting.corked):
             self._count_blocked(len(data))
         elif len(packets) == 1:
             terms.flusher.add(self)

@@ -183,6 +183,7 @@ def count_user(core: Core, client: Client, user_name: str | None) -> None:
 
 
 def _keep_session(core: Core, session: Session, left_at: float) -> Awaitable[None] | None:
+    session.rest()
     session.ends_at = session.ends_after(left_at)
     if session.will is not None:
         session.will_due = will_due(session.will, left_at, session.ends_at)

@@ -17,7 +17,7 @@ from broker.client import GOODBYE, Client, Phase
 from broker.core import Core
 from broker.errors import ImplementationSpecificError
 from broker.handle.connect import announced, log_connected
-from broker.hook.identity import asked
+from broker.hook.identity import Asked, asked
 from broker.packet.codec import encode
 from broker.packet.enums import Version
 from broker.packet.packets import Connack
@@ -25,6 +25,7 @@ from broker.session.alias import InboundAliases
 
 log = logging.getLogger("broker.client")
 
+KEEP_ALIVES = 256  # different ones that are remembered
 SHORTEST, LONGEST = 15, 127  # bytes of such a CONNECT: its length takes one
 # From the Protocol Name to the Connect Flags, which say Clean Start and nothing else.
 BEGINNINGS = {b"\0\4MQTT\4\2": Version.MQTT_3_1_1, b"\0\4MQTT\5\2": Version.MQTT_5}
@@ -37,6 +38,7 @@ class Express:
         config, limits = core.config, core.config.limits
         self._core = core
         self._goodbye = goodbye
+        self._asked: dict[int, Asked] = {}  # by Keep Alive
         self._versions = {
             beginning: version
             for beginning, version in BEGINNINGS.items()
@@ -95,9 +97,16 @@ class Express:
         self._count(client, size)
         client.version = version
         client.client_id = client_id
-        client.asked = asked(keep_alive=data[10] << 8 | data[11])
+        keep_alive = data[10] << 8 | data[11]
+        client.asked = self._asked.get(keep_alive) or self._ask(keep_alive)
         self._start(client, client_id, five)
         return True
+
+    def _ask(self, keep_alive: int) -> Asked:
+        if len(self._asked) >= KEEP_ALIVES:
+            self._asked.clear()
+        self._asked[keep_alive] = asked(keep_alive=keep_alive)
+        return self._asked[keep_alive]
 
     def _may_come(self, client: Client, client_id: str) -> bool:
         """Whether nothing is to be decided about it: there is room, and nobody has the ClientID."""

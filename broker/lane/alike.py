@@ -62,7 +62,8 @@ class Alike:
             return 0
         members = audience.members
         for member in members:
-            if member.session.queued_qos_0 or (member.outbound.waiting is not IDLE and not member.ready):
+            queued = member.session.extra.queued_qos_0
+            if queued or (member.outbound.waiting is not IDLE and not member.ready):
                 return 0
         count, packets = 1, data
         if end < len(data):

@@ -39,8 +39,10 @@ class Member:
     @property
     def ready(self) -> bool:
         """Whether a packet may be sent without asking anybody."""
-        session, outbound = self.session, self.outbound
-        return session.link is self.link and not (outbound.blocked or outbound.corked or session.queued_qos_0)
+        session, waiting = self.session, self.outbound.waiting
+        if session.link is not self.link or session.extra.queued_qos_0:
+            return False
+        return not (waiting.blocked or waiting.corked)
 
     def hand_over(self) -> None:
         """The QoS 0 packets that were collected are to be sent; whoever collected them counts them."""
@@ -96,12 +98,12 @@ class Audience1:
         "tails",
     )  # fmt: skip
 
-    def __init__(self, members: Iterable[tuple[Member, int]]) -> None:
+    def __init__(self, members: Iterable[tuple[Member, int]], alone: bool = True) -> None:
         pairs = tuple(members)
         self.members = tuple(member for member, _ in pairs)
         self.numbered = tuple(member for member, qos in pairs if qos)
         self.lowered = tuple(member for member, qos in pairs if not qos)
-        self.alone = True
+        self.alone = alone
         self.heads: list[bytes] = []  # of packets, up to the identifier
         self.tails: list[bytes] = []  # what is behind it
         self.room = 0  # for more of them

@@ -9,7 +9,7 @@ from typing import TypeVar
 from broker.core import Core
 from broker.errors import MqttError
 from broker.lane.audience import Audience, Audience1, Member, find_links
-from broker.packet.wire import TopicNames
+from broker.packet.wire import Seen, TopicNames
 from broker.session.session import Session
 
 KNOWN = 16_384  # Topic Names whose audience is remembered, for each version and QoS
@@ -43,6 +43,7 @@ class Known:
         self._nobody = Audience((), False)
         self._audiences: dict[tuple[tuple[Member, int], ...], Audience1] = {}
         self._first: dict[Member, Audience1] = {}  # the first audience of each
+        self._seen = Seen()
 
     def begin(self) -> None:
         """A read begins: what is out of date is forgotten."""
@@ -67,8 +68,13 @@ class Known:
         self._audiences.clear()
         self._first.clear()
 
-    def _find(self, topic: bytes, five: bool, qos: int, retain: bool) -> list[tuple[Member, int]] | None:
-        """Who gets messages of *topic*, length included, and the QoS; None: this lane is too narrow."""
+    def _find(
+        self, topic: bytes, five: bool, qos: int, retain: bool = False, once: bool = False
+    ) -> list[tuple[Member, int]] | None:
+        """Who gets messages of *topic*, length included, and the QoS; None: this lane is too narrow.
+
+        *once*: nothing of it is remembered.
+        """
         try:
             topic_name = self._names[topic[2:]]
             self._check_topic(self._core, topic_name or "$")
@@ -89,7 +95,9 @@ class Known:
         for session, link, granted in links:
             member = self._members.get(session)
             if member is None:
-                member = self._members[session] = Member(session, link)
+                member = Member(session, link)
+                if not once:
+                    self._members[session] = member
             members.append((member, granted))
         return members
 
@@ -129,12 +137,18 @@ class Known:
         return self.find_0(known, topic, five, True)
 
     def find_1(self, known: dict[bytes, Audience1 | None], topic: bytes, five: bool) -> Audience1 | None:
-        """The same for QoS 1. Topics with the same members share it."""
+        """The same for QoS 1. Topics with the same members share it.
+
+        It is remembered from the second time on, see Seen.
+        """
         if topic in known:
             return known[topic]
-        members = self._find(topic, five, 1, False)
+        once = not self._seen.add(topic)
+        members = self._find(topic, five, 1, once=once)
         if self._late:
             return None
+        if once:
+            return None if members is None else Audience1(members, alone=False)
         audience = None
         if members is not None:
             key = tuple(members)

@@ -378,7 +378,8 @@ class Lane:
         """*found*, ready to collect; None if it is not."""
         if found is None or found.opened:
             return found
-        if not found.alone:  # somebody may get messages of two audiences, and in order
+        # Somebody may get messages of two audiences, and in order, and has room for both together.
+        if not found.alone or (opened and not opened[-1].alone):
             self._send_all(client, opened)
         if not self._at_least_once.has_room(found, size):
             return None

@@ -18,7 +18,7 @@ from broker.packet.properties import (
     text_size,
     travelling,
 )
-from broker.packet.wire import TopicNames, string_bytes, varint_bytes
+from broker.packet.wire import Seen, TopicNames, string_bytes, varint_bytes
 
 __all__ = ["Message", "encode_publish", "text_size", "travelling"]
 
@@ -45,9 +45,13 @@ _RETAINED_HEADS = tuple(bytes((0x31, length)) for length in range(128))
 class _EncodedTopics(dict[str, bytes]):
     """Topic Name -> the same as UTF-8 Encoded String; bounded as `TopicNames` is."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = Seen()
+
     def __missing__(self, topic_name: str) -> bytes:
         raw = string_bytes(topic_name)
-        if len(raw) <= TopicNames.LONGEST:
+        if len(raw) <= TopicNames.LONGEST and self.seen.add(topic_name):
             if len(self) >= TopicNames.MAXIMUM:
                 self.clear()
             self[topic_name] = raw

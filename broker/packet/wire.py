@@ -108,11 +108,39 @@ def decode_text(raw: bytes, strict: bool) -> str:
     return text
 
 
+class Seen:
+    """Which names came before, in eight kilobytes. Of some that did not it says so, too.
+
+    What comes once is not worth to be remembered: of thousands of devices that each have topics of their own
+    that would be as much as all else that is known.
+    """
+
+    __slots__ = ("_bits", "_count")
+
+    BITS: ClassVar[int] = 1 << 16
+
+    def __init__(self) -> None:
+        self._bits = bytearray(self.BITS // 8)
+        self._count = 0
+
+    def add(self, name: bytes | str) -> bool:
+        """Whether *name* came before; from now on it did, until too many have."""
+        at = hash(name) % self.BITS
+        if self._bits[at >> 3] >> (at & 7) & 1:
+            return True
+        if self._count >= self.BITS // 4:
+            self._bits, self._count = bytearray(self.BITS // 8), 0
+        self._bits[at >> 3] |= 1 << (at & 7)
+        self._count += 1
+        return False
+
+
 class TopicNames(dict[bytes, str]):
     """Raw Topic Name -> the str it stands for, validated once: UTF-8, code points, no wildcard.
 
     One for all readers of a broker: a topic in use is then one str object, whose hash is known.
-    Bounded: emptied at `MAXIMUM` names, and a name over `LONGEST` bytes is never kept.
+    One is kept from the second time on. Bounded: emptied at `MAXIMUM` names, and a name over `LONGEST` bytes
+    is never kept.
     Raises MalformedPacket or TopicNameInvalid. b"" gives "": what that means, the caller knows.
     """
 
@@ -122,13 +150,14 @@ class TopicNames(dict[bytes, str]):
     def __init__(self, strict: bool = True) -> None:
         super().__init__()
         self.strict = strict
+        self.seen = Seen()
         self.dialects: dict[Any, Any] = {}  # see dialect_of
 
     def __missing__(self, raw: bytes) -> str:
         name = decode_text(raw, self.strict)
         if "+" in name or "#" in name:
             raise TopicNameInvalid("topic name holds a wildcard")
-        if len(raw) <= self.LONGEST:
+        if len(raw) <= self.LONGEST and self.seen.add(raw):
             if len(self) >= self.MAXIMUM:
                 self.clear()
             self[raw] = name

@@ -15,7 +15,7 @@ from broker.session.terms import Terms
 from broker.session.will import NEVER
 
 AT_ONCE = 10_000  # queued messages that one look at their deadlines may go through
-OVERHEAD = 900  # bytes that a session and its tables take in the budget, about: 350, and more with a store
+OVERHEAD = 900  # bytes that a session and its tables take in the budget, about: 250, and more with a store
 ALPHABET = string.digits + string.ascii_letters
 
 

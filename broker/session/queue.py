@@ -409,8 +409,8 @@ class Queue:
             else:
                 self._release(queued)
         self.queue = NO_DELIVERIES
-        self._add_more(-self.extra.more)
-        self.queued_qos_0 = 0
+        if self.extra is not NOTHING:
+            self.extra.more = self.extra.queued_qos_0 = 0
 
     def _drop_run(self, run: QueuedRun | SentRun) -> None:
         self._give(run.cost)

@@ -109,9 +109,10 @@ class Session(Queue):
         self.epoch += 1
         self.keeps_retain = keeps_retain
         self.link = link
-        self.disconnect_slow = False  # a queue that filled up while nobody was connected
-        self.ends_at = self.will_due = NEVER
-        self.rest()
+        self.ends_at = NEVER
+        if self.extra is not NOTHING:
+            self.will_due = NEVER
+            self.disconnect_slow = False  # a queue that filled up while nobody was connected
         self.terms.turnover += 1
         self.thaw()
         self.inflight = self.inflight.open(window)
@@ -130,7 +131,6 @@ class Session(Queue):
         self.link = None
         self.terms.turnover += 1
         self.inflight = self.inflight.close()
-        self.rest()
         return True
 
     # ---- delivery
@@ -142,7 +142,7 @@ class Session(Queue):
         retain = message.retain and options.retain_as_published
         link = self.link
         if qos == 0:
-            if link is not None and not self.queued_qos_0:
+            if link is not None and not self.extra.queued_qos_0:
                 link.publish(message, 0, retain and self.keeps_retain, options.identifiers)
                 return
             if not self.terms.queue_qos_0:
@@ -368,6 +368,8 @@ class Session(Queue):
 
     def set_will(self, will: PendingWill | None) -> PendingWill | None:
         """Put *will* in the place of the one that is pending, which is returned; `note` tells the store."""
+        if will is None and self.extra is NOTHING:
+            return None
         before, self.will = self.will, will
         if will is None:
             self.info = None

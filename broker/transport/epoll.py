@@ -20,6 +20,7 @@ from broker.transport.base import CHUNK, Peer, Reader, host_port
 READ, WRITE = 0x1, 0x4  # EPOLLIN and EPOLLOUT, which select has on Linux only
 EVENTS = READ | WRITE  # what the epoll tells us of; the other bits of a connection's state:
 EOF, CLOSING, MUTE = 0x10, 0x20, 0x40  # the peer writes no more, close was called, write() takes nothing more
+PEERS = 64  # that are remembered
 TURN = 256  # connections that are looked at in one turn of the loop; the next turn begins with the others
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,8 @@ class Poll:
     def __init__(self, loop: asyncio.AbstractEventLoop, peer: Callable[[str], Peer], linger: float) -> None:
         """*peer* makes a Peer of an address; *linger* is in seconds."""
         self.loop = loop
-        self.peer = peer
+        self._peer = peer
+        self._peers: dict[int | str, Peer] = {}
         self.linger = linger
         self._connections: list[EpollConnection | None] = []  # by descriptor: those are small and dense
         self._names = array("Q")  # IPv4 addresses and ports by descriptor: as text they take 64 bytes each
@@ -63,11 +65,25 @@ class Poll:
 
     def _noted(self, descriptor: int, name: tuple[Any, ...]) -> str | None:
         """The address *name*; None if it is noted as a number."""
-        host, port = name[0], name[1]
+        host, text = name[0], host_port(name[0], name[1])
         if ":" in host:
-            return host_port(host, port)
-        self._names[descriptor] = int.from_bytes(socket.inet_aton(host), "big") << 16 | port
+            return text
+        number = self._names[descriptor] = int.from_bytes(socket.inet_aton(host), "big") << 16 | name[1]
+        self._remember(number, text)
         return None
+
+    def peer_of(self, name: int | str) -> Peer:
+        """The Peer of an address. The last ones are remembered: whoever begins is asked for a few times."""
+        found = self._peers.get(name)
+        if found is None:
+            found = self._remember(name, name if isinstance(name, str) else address(name))
+        return found
+
+    def _remember(self, name: int | str, text: str) -> Peer:
+        if len(self._peers) >= PEERS:
+            self._peers.clear()
+        found = self._peers[name] = self._peer(text)
+        return found
 
     def name(self, descriptor: int) -> int:
         """The address of an open connection, as a number for `address`."""
@@ -171,7 +187,8 @@ class EpollConnection:
 
     @property
     def peer(self) -> Peer:
-        return self._poll.peer(self.address)
+        known = self._address
+        return self._poll.peer_of(self._poll.name(self.descriptor) if known is None else known)
 
     async def read(self) -> bytes:
         if not self.has_unread():

@@ -79,11 +79,12 @@ async def test_a_read_that_is_one_run_needs_nothing_else(
         await joined(broker, "s", "t", qos=1)
         await joined(broker, "p")
         lane = broker._connections._terms.lane.__self__  # type: ignore[attr-defined]
-        assert take(broker, "p", packets(qos, 1, V5)) == b""
+        for _ in range(2):  # it is remembered from the second time on
+            assert take(broker, "p", packets(qos, 1, V5)) == b""
         monkeypatch.setattr(type(lane), "_take", lambda *_: pytest.fail("the long way"))
         assert take(broker, "p", packets(qos, count, V5)) == b""
-        assert broker.stats.publish_received == broker.stats.publish_sent == count + 1
-        assert broker.stats.messages_received >= count + 1
+        assert broker.stats.publish_received == broker.stats.publish_sent == count + 2
+        assert broker.stats.messages_received >= count + 2
 
 
 @pytest.mark.parametrize("qos", [0, 1])

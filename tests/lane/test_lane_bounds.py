@@ -14,9 +14,11 @@ from broker.lane.audience import TOGETHER
 from broker.packet.codec import encode
 from broker.packet.message import Message
 from broker.packet.packets import Puback, Publish
+from broker.packet.reader import PacketReader
 from broker.session.inflight import Delivery, Inflight, SentRun
 from tests.lane.by_hand import BY_HAND, V5, by_hand, joined, publishes, take
 from tests.peer import Clock, Peer, memory_broker, run_async, settle
+from tests.wire import turns
 
 # ---- bounds
 
@@ -48,6 +50,64 @@ async def test_names_that_take_long_to_be_matched_are_left_to_others(qos: int) -
         assert take(broker, "p", b"".join(packets)) == b"".join(packets[2:])
         assert take(broker, "p", b"".join(packets)) == b"".join(packets[4:]), "those that are known are free"
         assert take(broker, "p", b"".join(packets)) == b""
+
+
+@run_async
+async def test_a_topic_that_comes_once_is_not_remembered() -> None:
+    async with memory_broker(by_hand()) as broker:
+        await joined(broker, "s", "#", qos=1)
+        await joined(broker, "p")
+        topics = broker._connections._terms.lane.__self__.known  # type: ignore[attr-defined]
+        topics.now = lambda: 1.0
+        packets = publishes(*(f"t/{number}" for number in range(50)), qos=1)
+        for remembered in (range(5), range(50, 51)):  # first it may take some for others
+            assert take(broker, "p", packets) == b""
+            assert len(topics.qos_1[True]) in remembered
+            assert len(topics._audiences) <= 1 and len(topics._first) <= 1
+
+
+@run_async
+async def test_what_is_remembered_and_what_is_not_come_in_order() -> None:
+    async with memory_broker(by_hand()) as broker:
+        wire = await joined(broker, "s", "#", qos=1)
+        await joined(broker, "p")
+        for _ in range(2):
+            assert take(broker, "p", publishes("t", qos=1)) == b""
+        await turns()
+        wire.sent()
+        topics = ["t", "u", "t", "u", "v", "t", "v", "w", "u"]
+        assert take(broker, "p", publishes(*topics, qos=1)) == b""
+        await turns()
+        reader = PacketReader(from_client=False)
+        reader.version = V5
+        got = [packet for packet in reader.feed(wire.sent()) if isinstance(packet, Publish)]
+        assert [packet.topic_name for packet in got] == topics
+        assert [packet.packet_id for packet in got] == list(range(3, 12))
+
+
+@pytest.mark.parametrize("before", ["", "a", "b", "ab", "aab", "aabb"])
+@pytest.mark.parametrize("away", [True, False])
+@run_async
+async def test_no_more_in_two_topics_than_there_is_room_for(before: str, away: bool) -> None:
+    """However often either topic came before."""
+    limits = {"maximum_queued_messages": 10, "outbound_receive_maximum": 10}
+    async with memory_broker(by_hand(**limits)) as broker:
+        peer = Peer(broker)
+        await joined(broker, "p")
+        await peer.connect("s", properties={"session_expiry_interval": 60})
+        await peer.subscribe("#", qos=1)
+        for topic in before:
+            assert take(broker, "p", publishes(topic, qos=1)) == b""
+            peer.send(Puback((await peer.expect(Publish)).packet_id))
+            await turns()
+        session = broker._core.sessions.get("s")
+        assert session is not None
+        if away:
+            peer.drop()
+            await settle(broker, "s")
+        rest = take(broker, "p", publishes(*"ab" * 9, qos=1))
+        assert len(rest) == 8 * len(publishes("a", qos=1))
+        assert (session.waiting, session.inflight.used) == ((10, 0) if away else (0, 10))
 
 
 @pytest.mark.parametrize("equal", [True, False])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from broker.errors import MalformedPacket, TopicNameInvalid
 from broker.packet import wire
-from broker.packet.wire import DataType, TopicNames
+from broker.packet.wire import DataType, Seen, TopicNames
 from tests.packet import strategies as make
 
 
@@ -135,7 +135,7 @@ def test_any_bytes_are_text_or_malformed(raw: bytes) -> None:
 @given(make.topic_names)
 def test_topic_names_gives_one_object_per_name(topic_name: str) -> None:
     names = TopicNames()
-    assert names[topic_name.encode()] == topic_name
+    assert names[topic_name.encode()] == names[topic_name.encode()] == topic_name
     assert names[bytes(bytearray(topic_name.encode()))] is names[topic_name.encode()]
 
 
@@ -163,12 +163,33 @@ def test_lenient_names_keep_control_characters() -> None:
 
 
 def test_topic_names_are_bounded() -> None:
+    names, most = TopicNames(), 0
+    for number in range(2 * TopicNames.MAXIMUM):
+        for _ in range(2):
+            names[b"%d" % number]
+        most = max(most, len(names))
+        assert b"%d" % number in names
+    assert most == TopicNames.MAXIMUM and len(names) <= TopicNames.MAXIMUM
+    before = len(names)
+    for _ in range(2):
+        assert names[b"x" * 1025] == "x" * 1025
+    assert len(names) == before
+    for _ in range(2):
+        assert names[b"x" * 1024] == "x" * 1024
+    assert b"x" * 1024 in names
+
+
+def test_a_name_that_comes_once_is_not_kept() -> None:
     names = TopicNames()
-    for number in range(TopicNames.MAXIMUM + 1):
-        names[b"%d" % number]
-        assert len(names) <= TopicNames.MAXIMUM
-    assert len(names) == 1
-    assert names[b"x" * 1025] == "x" * 1025
-    assert len(names) == 1
-    assert names[b"x" * 1024] == "x" * 1024
-    assert len(names) == 2
+    for number in range(50_000):
+        assert names[b"t/%d" % number] == f"t/{number}"
+    assert len(names) < 10_000, "an eighth is taken for another one"
+    names.clear()
+    assert names[b"again"] == names[b"again"] == "again" and b"again" in names
+
+
+def test_seen_forgets_none_before_too_many_have_come() -> None:
+    seen = Seen()
+    before = [seen.add(b"%d" % number) for number in range(10_000)]
+    assert before.count(True) < 1500, "those that it takes for others"
+    assert all(seen.add(b"%d" % number) for number in range(10_000))

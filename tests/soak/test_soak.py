@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from broker.handle.express import KEEP_ALIVES
 from broker.hook.identity import ASKED
 from broker.hook.limits import REMEMBERED
 from broker.lane.blocks import MAXIMUM
@@ -27,6 +28,7 @@ from broker.packet.wire import TopicNames
 from broker.session.inflight import BLANKS
 from broker.topic.subscription import SHARED
 from broker.topic.tree import CACHED_NAMES
+from broker.transport.epoll import PEERS
 from tests.soak.census import census
 from tests.soak.churn import churn
 
@@ -50,6 +52,8 @@ BOUNDED: dict[str, int] = {
     "all BlankInflight": BLANKS,
     "all Asked": ASKED,
     "all Options": SHARED,
+    "Express._asked": KEEP_ALIVES,
+    **dict.fromkeys(("Poll._peers", "Peer", "all Peer"), 3 * PEERS),  # listeners
     "Poll._connections": 20_000,  # the highest descriptor that there was
     "rows of meta": 10,
 }
