@@ -383,7 +383,7 @@ class Client(Outbound[ClientTerms]):
             self._terms.delivered(self.client_id, message, qos)
         journal = self._terms.journal
         after = after or journal.gate
-        if after or (qos and self.gate and journal.failure is None):
+        if after or (qos and self.waiting.gate and journal.failure is None):
             self.put_after(after, data)
         else:
             self.put(data)
@@ -455,7 +455,7 @@ class Client(Outbound[ClientTerms]):
         """PUBACK 0x40, PUBREC 0x50, PUBREL 0x62 or PUBCOMP 0x70 of success; see Outbound.put_after."""
         if self.phase is Phase.GONE:
             return
-        if after or self.gate:
+        if after or self.waiting.gate:
             self.put_after(after, ACK.pack(first_byte, 2, packet_id), message)
         else:
             self.put_control(ACK.pack(first_byte, 2, packet_id))
@@ -465,7 +465,7 @@ class Client(Outbound[ClientTerms]):
         data = fit(packet, self.version, self.asked.maximum_packet_size)
         if data is None or self.phase is Phase.GONE:
             return
-        if after or self.gate:
+        if after or self.waiting.gate:
             self.put_after(after, data, message)
         else:
             self.put_control(data)

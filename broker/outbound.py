@@ -140,7 +140,7 @@ class Outbound(Identified, Generic[T]):
 
     def put_control(self, data: bytes, count: int = 1) -> None:
         """Take a packet that is never dropped for data, or *count* of them in one."""
-        if self.blocked:
+        if self.waiting.blocked:
             self._wait().control_bytes += len(data)
         self.put(data, count)
 
@@ -282,7 +282,7 @@ class Outbound(Identified, Generic[T]):
 
     def flush_turn(self) -> None:
         """The turn of the loop is at its end."""
-        if not self.blocked:
+        if not self.waiting.blocked:
             self.flush()
 
     def flush(self) -> None:

@@ -30,7 +30,7 @@ class AtLeastOnce:
     def answer(self, client: Client, answer: bytes, stored: Any) -> None:
         """PUBACKs, which wait until the messages are *stored*, unless that is None."""
         count = len(answer) // 4
-        if stored is not None or client.gate:
+        if stored is not None or client.waiting.gate:
             after = 0 if stored is None else self._journal.promise(-1)
             client.put_after(after, answer, stored, count)
         else:

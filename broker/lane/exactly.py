@@ -36,7 +36,7 @@ class Exactly:
 
     def take(self, client: Client, data: bytes, at: int) -> int:
         """Packets like the one at *at*; where those end that were served."""
-        if client.gate:
+        if client.waiting.gate:
             return at
         first = data[at]
         if first == PUBLISH_2:
