@@ -23,6 +23,7 @@ import trustme
 from broker import Broker, Config, HookBase, ReasonCode
 from broker.packet.packets import Publish
 from tests.peer import Peer, memory_broker, run_async
+from tests.spark import jvm
 from tests.spark.brokers import broker_with_dedup, read_all, subscribe
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -49,7 +50,7 @@ def test_spark_alarms(tmp_path: Path) -> None:
         subscribe(broker.port, "alarms/#")
         found: list[Publish] = []
         command = [sys.executable, EXAMPLES / "spark_alarms.py", log, str(broker.port), checkpoint]
-        environ = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
+        environ = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), **jvm.environment()}
         for number in range(2):
             oven = mosquitto_pub(broker.port)
             for temperature in (20, 101 + number, "hot"):

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spark import jvm
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HERE = Path(__file__).parent
 EXTRAS = ("pyspark", "pyarrow", "deltalake")
-# A JVM that lives for seconds: compiled once and quickly. Two thirds of the time of a short job.
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
@@ -45,7 +45,7 @@ def spark(extras: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sp
 
     folder = tmp_path_factory.mktemp("spark")
     conf = {"spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder)}
-    conf["spark.driver.extraJavaOptions"] = QUICK_JVM
+    conf |= {"spark.driver.extraJavaOptions": jvm.options(), **jvm.INTERPRETED}
     with pytest.MonkeyPatch.context() as patch:
         for name in ("PYSPARK_PYTHON", "PYTHONPATH"):
             if name in os.environ:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.spark.conftest import QUICK_JVM
+from tests.spark import jvm
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 180  # seconds that anything may take: a JVM starts in three, or in thirty on a busy machine
@@ -77,7 +77,7 @@ class Program:
 def ingest(folder: Path, *more: str, crash: str = "") -> Program:
     """The log in *folder*/log into *folder*/out; *crash* is the point where it kills itself."""
     where = ["--log", str(folder / "log"), "--out", str(folder / "out"), "--kind", "messages"]
-    small = ["--conf", "spark.driver.memory=512m", "--conf", f"spark.driver.extraJavaOptions={QUICK_JVM}"]
+    small = ["--conf", "spark.driver.memory=512m", "--conf", f"spark.driver.extraJavaOptions={jvm.options()}"]
     return Program(folder / "jobs", "-m", "spark.ingest", *where, *small, *more, PYBROKER_CRASH=crash)
 
 

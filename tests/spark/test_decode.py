@@ -12,6 +12,7 @@ import pytest
 
 from spark.silver.rules import rules_of
 from spark.silver.sparkplug import CODES, Metric, Payload, encode
+from tests.spark import jvm
 from tests.spark.bronze import NOON, SECOND, gap, said
 from tests.spark.lake import Lake
 
@@ -96,7 +97,8 @@ def quarantined(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -
     small = {"max_bytes": 4_000}
     inferred = {"name": "inferred", "filter": "inferred", "format": "json", **small}
     declared = {"name": "declared", "filter": "declared", "format": "json", "schema": "v BIGINT", **small}
-    assert lake.decoder(inferred, declared, {**RULE, "name": "deep", "filter": "deep"}).step()
+    with jvm.compiled(spark):
+        assert lake.decoder(inferred, declared, {**RULE, "name": "deep", "filter": "deep"}).step()
     offsets = {name: 2 * n for n, name in enumerate(cases)}
     return {"lake": lake, "offsets": offsets, "reasons": lake.quarantined()}
 

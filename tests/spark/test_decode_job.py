@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spark import jvm
 from tests.spark.bronze import said
 from tests.spark.lake import Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-QUICK = ("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1")  # see conftest
 
 
 def run(*arguments: object, crash: str = "") -> subprocess.CompletedProcess[str]:
@@ -80,7 +79,8 @@ def test_decode_kill9(spark: SparkSession, tmp_path: Path) -> None:
     rows = [said(n, f"{'on'[n % 2]}/t", payloads[n % 5]) for n in range(40)]
     for part in (rows[:20], rows[20:]):
         lake.put(*part)
-    decode = ["spark.decode", "--out", lake.out, "--schemas", rules, "--once", "--max-records", 20, *QUICK]
+    decode = ["spark.decode", "--out", lake.out, "--schemas", rules, "--once", "--max-records", 20]
+    decode += ["--conf", f"spark.driver.extraJavaOptions={jvm.options()}"]
     for crash in ("after wide", "after points"):
         assert run(*decode, crash=crash).returncode == -9
     done = run(*decode)

@@ -15,6 +15,7 @@ import pytest
 
 from spark.session import ROOT
 from tests.faults.daemon import free_port
+from tests.spark import jvm
 
 DOCUMENT = (ROOT / "docs" / "spark.md").read_text()
 WAIT = 500.0  # seconds for one command, on a machine that is busy with others
@@ -63,7 +64,7 @@ def test_the_five_commands(tmp_path: Path) -> None:
     port = free_port()
     first, *rest = commands(block("A broker with a log and a report, in five commands", "sh"), port)
     assert len(rest) == 4 and first.endswith(" &")
-    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    environ = os.environ | {"PYTHONPATH": str(ROOT), **jvm.environment()}
     broker = subprocess.Popen(
         first.removesuffix(" &").split(), cwd=tmp_path, env=environ, stdout=subprocess.DEVNULL
     )
