@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -59,9 +60,11 @@ def environment() -> dict[str, str]:
 
 
 def archive() -> Path | None:
-    """Made by the first who asks; the others wait. None: this Java makes none."""
+    """Made by the first who asks; the others wait. None: there is none, and none is made."""
     folder = Path(tempfile.gettempdir()) / f"pybroker-jvm-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
+    if shutil.which("java") is None or folder.stat().st_uid != os.getuid():
+        return None
     java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False)
     found = find_spec("pyspark")
     assert found is not None and found.origin is not None
