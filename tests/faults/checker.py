@@ -231,14 +231,19 @@ def nothing_is_invented(history: History) -> Iterator[str]:
 def order_is_kept(history: History) -> Iterator[str]:
     """For each topic, publisher and QoS: first arrivals come in the order of publishing [MQTT5 4.6].
 
+    A message that its publisher has sent again comes in the place of that sending: who subscribed after the
+    first one may have got later messages before it.
     Nothing is asked for a publisher that does not tell its Packet Identifiers: paho sends out of order when
     something is published while it comes back.
     """
     qos = {tag: fate.first.qos for tag, fate in fates(history).items() if fate.first.packet_id}
     seen: set[tuple[str, Tag]] = set()
-    last: dict[tuple[str, str, str, int], int] = {}
+    sent_at: dict[Tag, int] = {}  # the latest time
+    last: dict[tuple[str, str, str, int], tuple[int, int]] = {}  # number, and when it was sent
     places = receivers(history)
-    for event in history:
+    for at, event in enumerate(history):
+        if isinstance(event, Published):
+            sent_at[event.tag] = at
         if not isinstance(event, Arrived) or event.retain or (event.client, event.tag) in seen:
             continue
         if event.tag not in qos:
@@ -247,9 +252,11 @@ def order_is_kept(history: History) -> Iterator[str]:
         if places(event.client, event.tag.topic_name) != [event.client]:
             continue  # a shared group makes no order among its members
         key = (event.client, event.tag.publisher, event.tag.topic_name, qos[event.tag])
-        if last.get(key, 0) > event.tag.number:
-            yield f"{event.client} got {event.tag} after number {last[key]}"
-        last[key] = max(last.get(key, 0), event.tag.number)
+        now, before = (event.tag.number, sent_at.get(event.tag, 0)), last.get(key, (0, 0))
+        if now[0] < before[0] and now[1] <= before[1]:
+            yield f"{event.client} got {event.tag} after number {before[0]}"
+        else:
+            last[key] = now
 
 
 @dataclass(slots=True)
@@ -320,7 +327,9 @@ def identifiers_stay(history: History) -> Iterator[str]:
     """A QoS 2 message keeps its Packet Identifier until PUBREL, and its repetition says DUP."""
     taken: dict[str, dict[int, Tag]] = defaultdict(dict)
     for event in history:
-        if isinstance(event, Connected) and not event.session_present:
+        if isinstance(event, Connecting) and event.clean_start:
+            taken[event.client].clear()  # whether there is an answer or not
+        elif isinstance(event, Connected) and not event.session_present:
             taken[event.client].clear()
         elif isinstance(event, Freed):
             taken[event.client].pop(event.packet_id, None)

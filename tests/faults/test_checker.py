@@ -110,6 +110,10 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "two before one": [
             *START, sent(), sent(TWO), acked(), acked(TWO), came(TWO), came(ONE, packet_id=2), END,
         ],
+        "two before one, and not only because both were sent again": [
+            *START, sent(THREE), came(THREE), CRASH, *back("pub"), *back(), sent(ONE, dup=True),
+            sent(TWO, dup=True), came(TWO, packet_id=2), came(ONE, packet_id=3), acked(), acked(TWO), END,
+        ],
         "a gap that comes later": [
             *START, *(sent(tag) for tag in (ONE, TWO, THREE)), *(acked(tag) for tag in (ONE, TWO, THREE)),
             came(), came(THREE, packet_id=2), came(TWO, packet_id=3), END,
@@ -180,6 +184,15 @@ GOOD: dict[str, list[Event]] = {
     "not acknowledged and not sent again": [*START, sent(), gone("pub"), *joined("pub", clean=True), END],
     "sent again after a crash": [
         *START, sent(), came(), CRASH, *back("pub"), *back(), sent(dup=True), came(packet_id=2), acked(), END,
+    ],
+    "sent again, and one that had come meanwhile got a later one first": [
+        *START, sent(), sent(TWO), came(TWO), CRASH, *back("pub"), *back(),
+        sent(dup=True), sent(TWO, dup=True), came(packet_id=2), came(TWO, packet_id=3), acked(), acked(TWO),
+        END,
+    ],
+    "an identifier of a session that a CONNECT without an answer has ended": [
+        *START, sent(qos=2), *completed(), came(qos=2), gone(), Connecting("sub", True, HOUR, 0.0), gone(),
+        *joined(present=True), *subscribed(), sent(TWO, qos=2), *completed(TWO), came(TWO, qos=2), END,
     ],
     "delivered again": [*START, sent(), acked(), came(), *back(), came(dup=True), END],
     "delivered again, the broker having forgotten the first time": [
