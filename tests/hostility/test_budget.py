@@ -142,7 +142,8 @@ def test_what_the_budget_counts_is_what_the_process_takes(fill: Filling) -> None
         assert not more, f"only {counts} bytes are counted"
         assert s.peak() < bound(BUDGET), f"{s.peak() >> 20} MiB are taken, {counts >> 20} counted"
         if fill is not queued_in_runs:
-            assert s.memory() - before > BUDGET // 3, "far less than is counted"
+            least = BUDGET // (5 if fill is idle else 3)  # a connection counts what one by asyncio takes
+            assert s.memory() - before > least, "far less than is counted"
 
 
 def test_the_reserve_for_those_who_keep_up_is_limited() -> None:
