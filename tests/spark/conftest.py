@@ -21,10 +21,14 @@ EXTRAS = ("pyspark", "pyarrow", "deltalake")
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One group, so that `--dist loadgroup` gives all of them to one process: one JVM serves a run."""
+    """One group of all that use one session: `--dist loadgroup` gives it to one process, with one JVM.
+
+    Those that start a JVM of their own, or none, may run beside them.
+    """
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("spark"))
+            if "spark" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.xdist_group("spark"))
             slow = item.get_closest_marker("slow") is not None
             item.add_marker(pytest.mark.timeout(900 if slow else 300))
 
