@@ -134,13 +134,7 @@ def covers(history: History) -> list[Cover]:
     """The subscriptions that are there at the end, each from its first SUBACK on."""
     since: dict[tuple[str, str], int] = {}
     for at, event in enumerate(history):
-        if isinstance(event, Subscribed):
-            since.setdefault((event.client, event.topic_filter), at)
-        elif isinstance(event, Unsubscribing):
-            since.pop((event.client, event.topic_filter), None)
-        elif ends_session(event):
-            for key in [key for key in since if key[0] == event.client]:
-                del since[key]
+        note_subscriptions(since, event, at)
     return [Cover(share_of(topic_filter) or client, topic_filter, at)
             for (client, topic_filter), at in since.items()]  # fmt: skip
 
@@ -160,6 +154,17 @@ def receivers(history: History) -> Callable[[str, str], list[str]]:
         return known[client, topic_name]
 
     return find
+
+
+def note_subscriptions(since: dict[tuple[str, str], int], event: Event, at: int) -> None:
+    """Keep in *since* when each (client, filter) was first acknowledged, of those that are there."""
+    if isinstance(event, Subscribed):
+        since.setdefault((event.client, event.topic_filter), at)
+    elif isinstance(event, Unsubscribing):
+        since.pop((event.client, event.topic_filter), None)
+    elif ends_session(event):
+        for key in [key for key in since if key[0] == event.client]:
+            del since[key]
 
 
 # ---- messages
@@ -231,17 +236,20 @@ def nothing_is_invented(history: History) -> Iterator[str]:
 def order_is_kept(history: History) -> Iterator[str]:
     """For each topic, publisher and QoS: first arrivals come in the order of publishing [MQTT5 4.6].
 
-    A message that its publisher has sent again comes in the place of that sending: who subscribed after the
-    first one may have got later messages before it.
+    A message that its publisher has sent again comes in the place of that sending to who subscribed after
+    the first one: later messages may have come before it.
     Nothing is asked for a publisher that does not tell its Packet Identifiers: paho sends out of order when
     something is published while it comes back.
     """
-    qos = {tag: fate.first.qos for tag, fate in fates(history).items() if fate.first.packet_id}
+    known = fates(history)
+    qos = {tag: fate.first.qos for tag, fate in known.items() if fate.first.packet_id}
+    since: dict[tuple[str, str], int] = {}  # the first SUBACK of each client and filter
     seen: set[tuple[str, Tag]] = set()
     sent_at: dict[Tag, int] = {}  # the latest time
     last: dict[tuple[str, str, str, int], tuple[int, int]] = {}  # number, and when it was sent
     places = receivers(history)
     for at, event in enumerate(history):
+        note_subscriptions(since, event, at)
         if isinstance(event, Published):
             sent_at[event.tag] = at
         if not isinstance(event, Arrived) or event.retain or (event.client, event.tag) in seen:
@@ -253,7 +261,12 @@ def order_is_kept(history: History) -> Iterator[str]:
             continue  # a shared group makes no order among its members
         key = (event.client, event.tag.publisher, event.tag.topic_name, qos[event.tag])
         now, before = (event.tag.number, sent_at.get(event.tag, 0)), last.get(key, (0, 0))
-        if now[0] < before[0] and now[1] <= before[1]:
+        first_at = known[event.tag].sent_at
+        was_there = any(
+            client == event.client and at < first_at and matches(each, event.tag.topic_name)
+            for (client, each), at in since.items()
+        )
+        if now[0] < before[0] and (was_there or now[1] <= before[1]):
             yield f"{event.client} got {event.tag} after number {before[0]}"
         else:
             last[key] = now

@@ -114,6 +114,10 @@ BAD: dict[str, dict[str, list[Event]]] = {
             *START, sent(THREE), came(THREE), CRASH, *back("pub"), *back(), sent(ONE, dup=True),
             sent(TWO, dup=True), came(TWO, packet_id=2), came(ONE, packet_id=3), acked(), acked(TWO), END,
         ],
+        "one was sent again, to who had subscribed before its first sending": [
+            *START, sent(), sent(TWO), came(TWO), CRASH, *back("pub"), *back(), sent(ONE, dup=True),
+            sent(TWO, dup=True), came(ONE, packet_id=2), acked(), acked(TWO), END,
+        ],
         "a gap that comes later": [
             *START, *(sent(tag) for tag in (ONE, TWO, THREE)), *(acked(tag) for tag in (ONE, TWO, THREE)),
             came(), came(THREE, packet_id=2), came(TWO, packet_id=3), END,
@@ -186,7 +190,7 @@ GOOD: dict[str, list[Event]] = {
         *START, sent(), came(), CRASH, *back("pub"), *back(), sent(dup=True), came(packet_id=2), acked(), END,
     ],
     "sent again, and one that had come meanwhile got a later one first": [
-        *START, sent(), sent(TWO), came(TWO), CRASH, *back("pub"), *back(),
+        *START, *UNSUBSCRIBED, sent(), *subscribed(), sent(TWO), came(TWO), CRASH, *back("pub"), *back(),
         sent(dup=True), sent(TWO, dup=True), came(packet_id=2), came(TWO, packet_id=3), acked(), acked(TWO),
         END,
     ],
