@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from broker.client import Client, ClientTerms, no_lane
-from broker.core import CONNECTION_OVERHEAD, TLS_OVERHEAD, Core
+from broker.core import Core
 from broker.errors import ServerShuttingDown
 from broker.handle.disconnect import say_goodbye, serve_client
 from broker.handle.dispatch import dispatcher
@@ -35,7 +35,6 @@ class Connections:
         self._terms = client_terms(core, self._serve, self._goodbye)
         self._tasks: dict[Client, asyncio.Task[bool] | None] = {}
         self._addresses: Counter[str] = Counter()
-        self._encrypted: set[Client] = set()
         self.open = False  # new ones are accepted
 
     def __len__(self) -> int:
@@ -71,8 +70,6 @@ class Connections:
         client = Client(connection, self._terms)
         if core.hooks.look:
             client.look(peer)
-        if peer.transport in ("tls", "wss"):
-            self._encrypted.add(client)
         self._count(client, 1)
         self._tasks[client] = None
         connection.attach(client)
@@ -85,8 +82,7 @@ class Connections:
 
     def _count(self, client: Client, step: int) -> None:
         """*client* is one more, or one less: its bytes, and its address if that matters to anybody."""
-        cost = CONNECTION_OVERHEAD + TLS_OVERHEAD * (client in self._encrypted)
-        self._core.budget.take_anyway(step * cost)
+        self._core.budget.take_anyway(step * client.cost)
         if self._core.config.capacity.maximum_connections_per_address:
             host = _host(client.peer)
             self._addresses[host] += step
@@ -161,7 +157,6 @@ class Connections:
     def _forget(self, client: Client) -> None:
         del self._tasks[client]
         self._count(client, -1)
-        self._encrypted.discard(client)
 
 
 class Rest(Coroutine[Any, Any, bool]):

@@ -34,8 +34,6 @@ from broker.transport.base import TransportOptions
 from broker.transport.tls import server_context
 
 OVERHEAD = 300  # bytes that the objects around a message or a subscription take, about
-CONNECTION_OVERHEAD = 2200  # bytes that a connection takes, about: 450 by epoll, 2,200 by asyncio
-TLS_OVERHEAD = 20_000  # and so many more with TLS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

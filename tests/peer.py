@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from broker import Broker, Config
-from broker.core import CONNECTION_OVERHEAD
 from broker.packet.codec import encode
 from broker.packet.enums import Version
 from broker.packet.packets import (
@@ -32,7 +31,7 @@ from broker.packet.packets import (
 )
 from broker.packet.reader import PacketReader
 from broker.transport.base import Connection
-from broker.transport.memory import MemoryListener
+from broker.transport.memory import MemoryConnection, MemoryListener
 
 P = TypeVar("P", bound=Packet)
 WAIT = 5.0  # seconds until a test that waits in vain fails
@@ -149,7 +148,7 @@ async def settle(broker: Broker, client_id: str) -> None:
 def message_bytes(broker: Broker) -> int:
     """What messages take of the byte budget: without what sessions and connections take by being there."""
     core = broker._core
-    connections = CONNECTION_OVERHEAD * len(broker._connections)
+    connections = MemoryConnection.cost * len(broker._connections)
     return core.budget.used - connections - sum(session.fixed_bytes for session in core.sessions)
 
 

@@ -15,7 +15,6 @@ from unittest.mock import patch
 import pytest
 
 from broker import Broker, Capacity, Config, Limits, Message, Version
-from broker.core import CONNECTION_OVERHEAD
 from broker.handle.subscribe import TOGETHER
 from broker.outbound import BURST
 from broker.packet.enums import PacketType
@@ -40,6 +39,7 @@ from broker.session.inflight import LAST_IDENTIFIER
 from broker.session.manager import AT_ONCE
 from broker.session.session import Session
 from broker.topic.subscription import Subscription
+from broker.transport.memory import MemoryConnection
 from tests.peer import Clock, Peer, memory_broker, message_bytes, run_async, settle
 from tests.session.make import Bench
 from tests.topic.make import CountedIndex
@@ -538,7 +538,7 @@ async def test_a_will_is_given_back_when_it_is_replaced_or_deleted() -> None:
         await settle(broker, "c")
         while broker._connections:
             await asyncio.sleep(0)
-        assert budget.used == without - CONNECTION_OVERHEAD
+        assert budget.used == without - MemoryConnection.cost
 
 
 # ---- sockets that take nothing

@@ -10,7 +10,6 @@ import pytest
 from broker import (
     HookBase,
 )
-from broker.core import CONNECTION_OVERHEAD
 from broker.handle.disconnect import leave
 from broker.packet.codec import encode
 from broker.packet.packets import (
@@ -24,6 +23,7 @@ from broker.packet.packets import (
 )
 from broker.session.will import NEVER
 from broker.transport.base import Peer as Address
+from broker.transport.memory import MemoryConnection
 from tests.broker_scenes import (
     KEPT,
     V5,
@@ -137,7 +137,7 @@ async def test_new_sessions_are_refused_before_the_byte_budget_is_spent() -> Non
         away.drop()
         await peer.connect("c")
         others = budget.maximum * 15 // 16 - budget.used
-        budget.take_anyway(others - CONNECTION_OVERHEAD - 1)
+        budget.take_anyway(others - MemoryConnection.cost - 1)
         assert (await Peer(broker).connect("early")).reason_code == 0
         assert (await Peer(broker).connect("late")).reason_code == 0x97
         old = await Peer(broker).connect("away", clean_start=False, properties=KEPT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from typing import Any
 
 import pytest
@@ -16,6 +17,11 @@ from broker.outbound import NO_PACKETS
 from broker.packet.codec import encode
 from broker.packet.packets import Connect, Disconnect, Publish, Subscribe, SubscribeRequest
 from broker.session.inflight import NO_DELIVERIES, NO_ENTRIES, NO_HELD
+from broker.transport.base import TransportOptions
+from broker.transport.epoll import EpollConnection
+from broker.transport.tcp import TcpConnection
+from broker.transport.tls import TlsConnection
+from broker.transport.websocket import WebSocketConnection
 from tests.peer import Peer, memory_broker, run_async, settle
 from tests.wire import Wire, until
 
@@ -254,3 +260,27 @@ def test_what_another_loop_left_to_be_flushed_does_not_hold_up_the_next() -> Non
             assert (await Peer(broker).connect("d")).reason_code == 0
 
     asyncio.run(again())
+
+
+@run_async
+async def test_a_connection_counts_as_much_as_its_kind_takes() -> None:
+    """Epoll a fifth of asyncio, and TLS and WebSocket what is below them and more."""
+
+    def raw(cost: int) -> Wire:
+        wire = Wire()
+        wire.cost = cost
+        return wire
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    encrypted = TlsConnection(raw(EpollConnection.cost), context)  # type: ignore[arg-type]
+    framed = WebSocketConnection(encrypted, TransportOptions(), None)
+    assert EpollConnection.cost * 4 < TcpConnection.cost
+    assert TcpConnection.cost < encrypted.cost < framed.cost
+    async with memory_broker() as broker:
+        before = broker._core.budget.used
+        wire = raw(framed.cost)
+        broker._connections.accept(wire)
+        assert broker._core.budget.used == before + framed.cost
+        wire.incoming.put_nowait(b"")
+        await until(lambda: not len(broker._connections))
+        assert broker._core.budget.used == before

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from broker.transport.base import Reader
-from broker.transport.memory import MEMORY
+from broker.transport.memory import MEMORY, MemoryConnection
 
 
 class Incoming:
@@ -38,6 +38,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.peer = MEMORY
+        self.cost = MemoryConnection.cost
         self.writes: list[bytes] = []
         self.stuck = False
         self.held = 0  # bytes pending

@@ -140,6 +140,12 @@ class Identified:
         self.asked = UNASKED
 
     @property
+    def cost(self) -> int:
+        """Bytes of memory that it takes while it is idle, about."""
+        cost: int = self._connection.cost
+        return cost
+
+    @property
     def peer(self) -> Any:
         """A transport.Peer: who is at the other end."""
         return self._connection.peer

@@ -135,9 +135,7 @@ class Audience1:
         return room > 0
 
 
-def find_links(
-    direct: Iterable[Subscription], qos: int
-) -> list[tuple[Session, Client | None, int]] | None:
+def find_links(direct: Iterable[Subscription], qos: int) -> list[tuple[Session, Client | None, int]] | None:
     """Who they are, with the QoS of each; None: for one of them each message of *qos* needs a decision."""
     found: list[tuple[Session, Client | None, int]] = []
     for subscription in direct:

@@ -57,6 +57,10 @@ class Connection(Protocol):
     """
 
     @property
+    def cost(self) -> int:
+        """Bytes of memory that it takes while it is idle, with the Client on it, about."""
+
+    @property
     def peer(self) -> Peer:
         """Who is at the other end; keep it rather than ask twice."""
 

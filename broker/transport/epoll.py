@@ -160,6 +160,8 @@ class EpollConnection:
 
     __slots__ = ("_address", "_poll", "_reader", "_rest", "_state", "descriptor")
 
+    cost = 450
+
     def __init__(self, poll: Poll, descriptor: int, address: str | None) -> None:
         """*address* is None if *poll* has it."""
         self._poll = poll

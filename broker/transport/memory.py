@@ -124,6 +124,8 @@ class _Flow:
 class MemoryConnection:
     """One end. Back-pressure as with TCP: 64 KiB wait at the reader, what is beyond is `pending`."""
 
+    cost = 2200
+
     def __init__(self, incoming: _Flow, outgoing: _Flow, peer: Peer, linger: float) -> None:
         self.peer = peer
         self.other: MemoryConnection | None = None  # the other end; it is lost when this one aborts

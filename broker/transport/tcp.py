@@ -21,6 +21,8 @@ class TcpConnection(asyncio.BufferedProtocol):
         "_lost", "_paused", "_reader", "_sink", "_timer", "_transport", "_unread", "_waiter", "peer",
     )  # fmt: skip
 
+    cost = 2200
+
     def __init__(self, buffer: memoryview, linger: float, peer: Peer) -> None:
         """*linger* is in seconds."""
         self.peer = peer

@@ -12,6 +12,7 @@ from broker.errors import ConfigError
 from broker.transport.base import CHUNK, RawConnection, Reader
 
 RECORD = 16 * 1024  # bytes, the most that one TLS record carries
+OPENSSL = 20_000  # bytes that one connection takes there, about
 
 _MINIMUM = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _CLIENT_CERTIFICATES = {
@@ -138,6 +139,11 @@ class TlsConnection:
         self._reader: Reader | None = None
         self._left = b""  # what the Reader left of what was decrypted
         self._failure: ssl.SSLError | None = None  # what `read` has to tell
+
+    @property
+    def cost(self) -> int:
+        """See Connection."""
+        return self._raw.cost + OPENSSL
 
     async def handshake(self) -> None:
         """Raises ssl.SSLError (the alert has left) or ConnectionError."""

@@ -28,6 +28,7 @@ from broker.transport.http11 import HeadReader, HttpError, Request, response
 
 GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # [4.2.2]
 SUBPROTOCOLS = ("mqtt", "mqttv3.1")  # the first one that a client offers is chosen
+FRAMES = 1000  # bytes that a connection takes besides the raw one, about
 PONG_LIMIT = 64 * 1024  # bytes pending, beyond which a Ping gets no Pong
 
 log = logging.getLogger(__name__)
@@ -201,6 +202,11 @@ class WebSocketConnection:
         self._closed = False  # by close() or abort()
         self._timer: asyncio.TimerHandle | None = None
         self._reader: Reader | None = None
+
+    @property
+    def cost(self) -> int:
+        """See Connection."""
+        return self._raw.cost + FRAMES
 
     async def read(self) -> bytes:
         while not self._closed:
