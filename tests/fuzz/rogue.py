@@ -122,7 +122,10 @@ class Rogue:
         self.send(subscribe(draw, self.version))
 
     def acknowledge(self, draw: Draw) -> None:
-        self.send(acknowledgement(draw, self.version))
+        packet = acknowledgement(draw, self.version)
+        # What was not read yet may have been sent: then there is room for one more than we know.
+        self._tame = self._tame and packet.packet_id in self._open
+        self.send(packet)
 
     def other(self, draw: Draw) -> None:
         self.send(other(draw, self.version))

@@ -52,7 +52,7 @@ BOUNDED: dict[str, int] = {
     "all BlankInflight": BLANKS,
     "all Asked": ASKED,
     "all Options": SHARED,
-    "Express._asked": KEEP_ALIVES,
+    **dict.fromkeys(("Express._asked", "Asked"), KEEP_ALIVES),
     **dict.fromkeys(("Poll._peers", "Peer", "all Peer"), 3 * PEERS),  # listeners
     "Poll._connections": 20_000,  # the highest descriptor that there was
     "rows of meta": 10,

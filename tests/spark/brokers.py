@@ -38,9 +38,18 @@ def subscribe(port: int, topic_filter: str = "#") -> None:
 
 def copies(port: int) -> int:
     """How many messages were acknowledged and not routed."""
+    return sys_value(port, "dropped/not_routed")
+
+
+def received(port: int) -> int:
+    """How many messages came."""
+    return sys_value(port, "publish/messages/received")
+
+
+def sys_value(port: int, name: str) -> int:
     with Line(Address(port=port)) as line:
-        line.connect("observer")
-        line.send(Subscribe(1, [SubscribeRequest("$SYS/broker/dropped/not_routed")]))
+        line.connect(f"observer-{name}")
+        line.send(Subscribe(1, [SubscribeRequest(f"$SYS/broker/{name}")]))
         line.expect(Suback)
         packet = line.recv(0.5)
     return int(packet.payload) if isinstance(packet, Publish) else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,10 @@ from pyspark.sql import DataFrame, SparkSession, functions
 
 from spark.live import register
 from tests.faults.daemon import Restartable
-from tests.spark.brokers import broker_with_dedup, copies, read_all, subscribe
+from tests.spark.brokers import broker_with_dedup, copies, read_all, received, subscribe
 
 ROWS = 1000  # of one batch; Spark gives a plain udf a hundred at a time
+SENT = 100  # of a batch that fails, at least
 
 
 @pytest.fixture
@@ -30,18 +32,27 @@ def session(spark: SparkSession) -> Iterator[SparkSession]:
     spark.conf.set(size, before)
 
 
-def payload_of(flag: Path, at: int) -> Any:
-    """The payload for a number. That of *at* fails while there is no file *flag*."""
+def payload_of(flag: Path, at: int, port: int | None = None) -> Any:
+    """The payload for a number. That of *at* fails while there is no file *flag*.
+
+    With *port*, not before another task has sent something to the broker there.
+    """
+    least = at // ROWS * ROWS + 2 * SENT
 
     def payload(value: int) -> bytes:
         if value == at and not flag.exists():
+            ends = time.monotonic() + 20
+            while port is not None and received(port) < least and time.monotonic() < ends:
+                time.sleep(0.1)
             raise RuntimeError("as the test wants it")
         return b"%d" % value
 
     return functions.udf(payload, "binary", useArrow=False)
 
 
-def stream(session: SparkSession, flag: Path, at: int, partitions: int = 2) -> DataFrame:
+def stream(
+    session: SparkSession, flag: Path, at: int, partitions: int = 2, port: int | None = None
+) -> DataFrame:
     """Numbered rows with a place in the log; batches of ROWS, and the same ones each time."""
     source = session.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS)
     df = source.option("numPartitions", partitions).load()
@@ -50,7 +61,7 @@ def stream(session: SparkSession, flag: Path, at: int, partitions: int = 2) -> D
         functions.lit(1).alias("epoch"),
         functions.col("value").alias("offset"),
         functions.concat(functions.lit("alarms/"), functions.col("value") % 3).alias("topic"),
-        payload_of(flag, at)("value").alias("payload"),
+        payload_of(flag, at, port)("value").alias("payload"),
     )
 
 
@@ -103,12 +114,13 @@ def test_sink_replay(session: SparkSession, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     with broker_with_dedup(tmp_path) as broker:
         subscribe(broker.port)
-        df = stream(session, flag, ROWS + 950).drop("node")  # in the second batch; not to be sorted
+        # In the second batch; not to be sorted.
+        df = stream(session, flag, ROWS + 950, port=broker.port).drop("node")
         with pytest.raises(StreamingQueryException, match="as the test wants it"):
             run_batches(df, broker, tmp_path, 5, window=5)
         flag.touch()
         run_batches(df, broker, tmp_path, 2)
-        assert copies(broker.port) > 100
+        assert copies(broker.port) > SENT
         found = counted(broker)
         assert set(found.values()) == {1}
         assert {b"%d" % n for n in range(3 * ROWS)} <= found.keys()
@@ -142,7 +154,8 @@ def test_another_number_of_partitions_is_refused(session: SparkSession, tmp_path
     with broker_with_dedup(tmp_path) as broker:
         subscribe(broker.port)
         with pytest.raises(StreamingQueryException, match="as the test wants it"):
-            run_batches(stream(session, flag, 950, partitions=2), broker, tmp_path, 1, window=5)
+            first = stream(session, flag, 950, partitions=2, port=broker.port)
+            run_batches(first, broker, tmp_path, 1, window=5)
         flag.touch()
         with pytest.raises(StreamingQueryException, match=refused):
             run_batches(stream(session, flag, -1, partitions=3), broker, tmp_path, 1)
