@@ -68,7 +68,7 @@ class Client(Outbound[ClientTerms]):
 
     __slots__ = (
         "aliases", "careful", "counted_user", "ending", "epoch",
-        "handling", "last_packet_at", "normal", "over", 
+        "handling", "last_packet_at", "normal", "over",
         "reader", "serving", "session", "task",
     )  # fmt: skip
 

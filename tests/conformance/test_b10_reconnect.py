@@ -228,7 +228,7 @@ def test_b10__refusals_are_in_pubrec(serve: Serve) -> None:
 
 
 def test_b10__held_messages_count(serve: Serve) -> None:
-    server = serve(receive_maximum=2, maximum_bytes=34_000)
+    server = serve(receive_maximum=2, maximum_bytes=31_000)
     client = server.connect("p", session_expiry_interval=60)
     for packet_id in (1, 2):
         client.send(wire.publish("t", b"x" * 10_000, qos=2, packet_id=packet_id))
