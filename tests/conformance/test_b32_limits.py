@@ -175,7 +175,8 @@ def test_b32__sessions_and_bytes(serve: Serve) -> None:
     client = server.connect("c")
     refused_connect(server, "d", QUOTA_EXCEEDED)
     refused_connect(server, "d", 3, version=4)
-    for _ in range(10):  # twice 10 kB each; a session takes 2 kB, a message 300 bytes more, a connection 0.5 kB and more
+    # Twice 10 kB each; a session takes 2 kB, a message 300 bytes more, a connection 0.5 kB and more.
+    for _ in range(10):
         client.publish("t", b"x" * 10_000, 1, reason=0)
     client.disconnect()
     assert len(resume(server, "a").drain()) + len(resume(server, "b").drain()) == 6
