@@ -67,9 +67,8 @@ class Client(Outbound[ClientTerms]):
     """
 
     __slots__ = (
-        "aliases", "careful", "counted_user", "ending", "epoch",
-        "handling", "last_packet_at", "normal", "over",
-        "reader", "serving", "session", "task",
+        "aliases", "careful", "counted_user", "ending", "epoch", "handling", "last_packet_at", "normal",
+        "over", "reader", "serving", "session", "task",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, terms: ClientTerms) -> None:

@@ -246,7 +246,7 @@ class Outbound(Identified, Generic[T]):
                     self._refuse_held(gate.popleft()[1], about.about, failure)
                     continue
             self._leave(*gate.popleft()[1::2])
-        if not gate and self.gate is gate:
+        if gate is not None and not gate and self.gate is gate:
             self._wait().gate = None  # an empty deque takes as much as three connections
         self._tell_unblocked()
 

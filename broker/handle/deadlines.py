@@ -6,7 +6,7 @@ from broker.client import Client, Phase
 from broker.config import Limits
 from broker.errors import KeepAliveTimeout, MqttError, NotAuthorized, ProtocolError, QuotaExceeded
 
-IDLE = 1.0  # seconds without a packet, after which a client gives back what it has no use for
+QUIET = 1.0  # seconds without a packet, after which a client gives back what it has no use for
 HURRY = 2.0  # seconds for the rest of a packet, or for a socket, when memory is short
 
 
@@ -40,7 +40,7 @@ def _check_connected(client: Client, limits: Limits, now: float) -> None:
         return
     begun = client.extra.partial_since
     silence, most = now - client.last_packet_at, 1.5 * client.asked.keep_alive
-    if silence >= IDLE:
+    if silence >= QUIET:
         client.rest()
     if most and silence >= most:
         client.end(KeepAliveTimeout(f"no packet for {most:g} s"))

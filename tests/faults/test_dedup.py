@@ -116,22 +116,29 @@ def subscribe(port: int) -> None:
         assert reader.recv().type == wire.SUBACK
 
 
+SENT = [b"0:%d" % n for n in range(3)] + [b"1:%d" % n for n in range(20)]
+
+
+def send_over_a_kill(broker: Restartable) -> None:
+    """Two batches, SENT; the broker dies in the second one, is started again, and gets that once more."""
+    subscribe(broker.port)
+    send_batch(broker.port, 0, 3)
+    os.kill(broker.pid, signal.SIGUSR1)
+    broker.says("armed")
+    with contextlib.suppress(OSError):
+        send_batch(broker.port, 1, 20)
+    assert broker.ended() == -signal.SIGKILL
+    broker.start()
+    send_batch(broker.port, 1, 20)
+
+
 @pytest.mark.parametrize("point", POINTS)
 def test_a_kill_at_each_step(point: str, tmp_path: Path) -> None:
     with contextlib.closing(Restartable(tmp_path / "broker.db", SETTINGS)) as broker:
         broker.start(module="tests.faults.killer", **{VARIABLE: point, TAKES: "0.02"})
-        subscribe(broker.port)
-        send_batch(broker.port, 0, 3)
-        os.kill(broker.pid, signal.SIGUSR1)
-        broker.says("armed")
-        with contextlib.suppress(OSError):
-            send_batch(broker.port, 1, 20)
-        assert broker.ended() == -signal.SIGKILL
-        broker.start()
-        send_batch(broker.port, 1, 20)
+        send_over_a_kill(broker)
         send_batch(broker.port, 0, 3)  # all of it are copies
-        wanted = [b"0:%d" % n for n in range(3)] + [b"1:%d" % n for n in range(20)]
-        assert read_all(broker.port) == wanted
+        assert read_all(broker.port) == SENT
     assert not broker.complaints, broker.complaints
 
 
@@ -180,19 +187,10 @@ def with_log(folder: Path, point: str, tmp_path: Path) -> Restartable:
 @pytest.mark.parametrize("point", POINTS)
 def test_an_acknowledged_message_is_in_the_log(point: str, tmp_path: Path) -> None:
     with contextlib.closing(with_log(tmp_path / "log", point, tmp_path)) as broker:
-        subscribe(broker.port)
-        send_batch(broker.port, 0, 3)
-        os.kill(broker.pid, signal.SIGUSR1)
-        broker.says("armed")
-        with contextlib.suppress(OSError):
-            send_batch(broker.port, 1, 20)
-        assert broker.ended() == -signal.SIGKILL
-        broker.start()
-        send_batch(broker.port, 1, 20)
-        wanted = [b"0:%d" % n for n in range(3)] + [b"1:%d" % n for n in range(20)]
-        assert read_all(broker.port) == wanted
+        send_over_a_kill(broker)
+        assert read_all(broker.port) == SENT
         broker.stop()
-        assert set(logged_times(tmp_path / "log")) == set(wanted)
+        assert set(logged_times(tmp_path / "log")) == set(SENT)
     assert not broker.complaints, broker.complaints
 
 
