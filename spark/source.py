@@ -46,6 +46,7 @@ from spark.log.listing import Log, Positions, Segment
 from spark.log.moments import position_at
 from spark.log.plan import Hole, Step, as_offset, ends, limited, of_offset, starts, steps
 from spark.log.rows import Lost, Rows, columns_of
+from spark.log.workers import settle_in
 from spark.schema import DATA_LOSS, KINDS, ddl
 
 if TYPE_CHECKING:
@@ -191,6 +192,7 @@ class Reading:
         return parts
 
     def read(self, partition: Part) -> Iterator[pa.RecordBatch]:
+        settle_in()
         step = getattr(partition, "step", None)  # Spark makes a part of its own where there is none
         if isinstance(step, Hole):
             yield self.rows.hole(step)
