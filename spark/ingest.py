@@ -31,6 +31,7 @@ from pyspark.sql.types import StructType
 from spark.log.consumers import tell, write_whole
 from spark.log.listing import VERSION, Log, LogUnreadable
 from spark.log.plan import as_offset, of_offset
+from spark.log.workers import tell_workers
 from spark.schema import (
     BINARY,
     DATA_LOSS,
@@ -41,6 +42,7 @@ from spark.schema import (
     QUARANTINE_LINES,
     Column,
     bronze_columns,
+    ddl,
     log_columns,
 )
 from spark.session import (
@@ -59,7 +61,7 @@ from spark.session import (
     pairs,
     watch,
 )
-from spark.tables import LAYOUTS, Batch, open_table
+from spark.tables import LAYOUTS, Batch, Hour, Staged, open_table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -158,6 +160,7 @@ class Job:
         self.beginning = chosen.start
         self.ending = Ending()
         self.first: dict[str, Any] | None = None  # where a new checkpoint begins
+        self.schema = ""  # of bronze, as Spark has it, JSON
 
     def prepare(self) -> None:
         """All that can be refused before a JVM starts. Raises Refused."""
@@ -226,13 +229,16 @@ class Job:
 
     def start(self, session: SparkSession, ending: Ending) -> StreamingQuery:
         self.ending = ending
+        self.schema = session.createDataFrame([], ddl(bronze_columns(self.kind))).schema.json()
         if self.chosen.source == "files":
             reader = read_files(session, self.chosen.log, self.kind, bounded=bool(self.chosen.max_records))
         else:
             from spark.source import register
 
             register(session)
-            reader = session.readStream.format("mqttlog").options(**self.options()).load()
+            self.bronze.incoming.mkdir(parents=True, exist_ok=True)
+            reader = session.readStream.format("mqttlog-files").options(**self.options())
+            reader = reader.option("into", str(self.bronze.incoming.absolute())).load()
         writer = reader.writeStream.foreachBatch(self.batch).queryName(f"ingest {self.kind}")
         writer = writer.option("checkpointLocation", str(self.checkpoint.path))
         if self.chosen.once:
@@ -247,7 +253,6 @@ class Job:
         options = {
             "path": str(self.chosen.log),
             "kind": self.kind,
-            "decode": "false",  # the JVM does it in a third of the time
             "tail": str(self.chosen.tail),
             "failOnDataLoss": str(not self.chosen.allow_loss),
             "maxRecordsPerTrigger": self.chosen.max_records,
@@ -273,24 +278,51 @@ class Job:
         if self.bronze.is_done(batch):
             return
         crash_point("before write")
-        seen = Observation()
-        observed = rows.observe(seen, *measures())
-        ingested = constant(self.checkpoint.planned_at(number))
-        good = observed.where("bad is null")
+        ingested = self.checkpoint.planned_at(number)
         if self.chosen.source == "files":
-            good = good.dropDuplicates(["node", "epoch", "offset"])
-        staged = self.bronze.stage(to_bronze(good, self.kind, ingested), batch)
+            staged, found = self._by_spark(rows, batch, ingested)
+        else:
+            staged, found = self._by_workers(rows, batch, ingested)
         crash_point("after staging")
-        found = seen.get
         if found["bad"] or found["gaps"]:
             self._quarantine(rows, batch, ingested)
         self.bronze.commit(staged, batch, {name: found[name] for name in ("rows", "bad", "gaps")})
         crash_point("after table commit")
         self._announce(batch, found, time.monotonic() - began)
 
-    def _quarantine(self, rows: DataFrame, batch: Batch, ingested: Expression) -> None:
+    def _by_workers(
+        self, rows: DataFrame, batch: Batch, ingested: dt.datetime
+    ) -> tuple[Staged, dict[str, Any]]:
+        """The tasks write the files of bronze: a row does not travel through the JVM."""
+        tell_workers(rows.sparkSession, round(ingested.timestamp() * 1e6))
+        parts = rows.where("rows is not null").collect()
+        files: dict[Hour, list[str]] = {}
+        for part in parts:
+            if part.file:
+                files.setdefault((part.date.isoformat(), part.hour), []).append(part.file)
+        newest = [part.newest for part in parts if part.newest is not None]
+        found = {
+            "rows": sum(part.rows for part in parts),
+            "bad": sum(part.bad_lines for part in parts),
+            "gaps": sum(part.gaps for part in parts),
+            "newest": max(newest, default=None),
+        }
+        return self.bronze.adopt(files, batch, self.schema), found
+
+    def _by_spark(
+        self, rows: DataFrame, batch: Batch, ingested: dt.datetime
+    ) -> tuple[Staged, dict[str, Any]]:
+        seen = Observation()
+        observed = rows.observe(seen, *measures())
+        good = observed.where("bad is null").dropDuplicates(["node", "epoch", "offset"])
+        staged = self.bronze.stage(to_bronze(good, self.kind, constant(ingested)), batch)
+        return staged, seen.get
+
+    def _quarantine(self, rows: DataFrame, batch: Batch, ingested: dt.datetime) -> None:
         """Reads the batch again: that is rare, and keeps nothing in memory."""
-        bad = rows.where("bad is not null").withColumns({"kind": F.lit(self.kind), "ingested_at": ingested})
+        tell_workers(rows.sparkSession, None)
+        made = {"kind": F.lit(self.kind), "ingested_at": constant(ingested)}
+        bad = rows.where("bad is not null").withColumns(made)
         self.lines.write(bad.where(~is_gap()).select(*names(QUARANTINE_LINES)), batch)
         self.gaps.write(bad.where(is_gap()).select(*names(LOG_GAPS)), batch)
 

@@ -42,11 +42,12 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from spark.log.consumers import tell, told
+from spark.log.files import FOUND, written
 from spark.log.listing import Log, Positions, Segment
 from spark.log.moments import position_at
 from spark.log.plan import Hole, Step, as_offset, ends, limited, of_offset, starts, steps
 from spark.log.rows import Lost, Rows, columns_of
-from spark.log.workers import settle_in
+from spark.log.workers import ingested_at, settle_in
 from spark.schema import DATA_LOSS, KINDS, ddl
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ OPTIONS = (
 class Options:
     """What the user asked for, checked. Raises ValueError with the name of the option."""
 
-    def __init__(self, given: MutableMapping[str, str]) -> None:
+    def __init__(self, given: MutableMapping[str, str], *more: str) -> None:
         self.path = given.get("path") or wrong("path", "", "the folder of the log")
         self.kind = one_of("kind", given.get("kind", "messages"), *KINDS)
         self.nodes = [name for name in given.get("node", "").split(",") if name]
@@ -78,7 +79,7 @@ class Options:
         self.decode = flag("decode", given.get("decode", "true"))
         self.consumer = name_of("consumer", given.get("consumer"))
         for name in given:
-            if name.lower() not in {each.lower() for each in OPTIONS}:
+            if name.lower() not in {each.lower() for each in (*OPTIONS, *more)}:
                 nearest = difflib.get_close_matches(name, OPTIONS, 1, cutoff=0.0)[0]
                 raise ValueError(f"mqttlog: there is no option {name}; the nearest is {nearest}")
         for name, text in (("startingOffsets", self.starting), ("endingOffsets", self.ending)):
@@ -287,6 +288,38 @@ class StreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
                 )
 
 
+class MqttLogFiles(DataSource):
+    """`mqttlog-files`, for `spark.ingest`: tasks write files of bronze and say what they wrote.
+
+    Its columns are `FOUND` of `spark.log.files`; its options those of `mqttlog`, and `into`, a folder that
+    is there. Who starts a job over it tells the workers first, by `tell_workers`.
+    """
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self.into, self.chosen = options["into"], Options(options, "into")
+
+    @classmethod
+    def name(cls) -> str:
+        return "mqttlog-files"
+
+    def schema(self) -> str:
+        return ddl(FOUND)
+
+    def streamReader(self, schema: StructType) -> FilesReader:
+        return FilesReader(self.chosen, self.into)
+
+
+class FilesReader(StreamReader):
+    def __init__(self, chosen: Options, into: str) -> None:
+        super().__init__(chosen)
+        self.into = into
+
+    def read(self, partition: Part) -> Iterator[pa.RecordBatch]:
+        rows = super().read(partition)
+        yield from written(rows, self.chosen.kind, self.into, ingested_at())
+
+
 Operator = Callable[[Any, Any], bool]
 
 
@@ -325,4 +358,5 @@ def holds(known: Any, is_true: Operator, value: Any) -> bool:
 
 def register(session: SparkSession) -> None:
     """Makes `.format("mqttlog")` known to *session*."""
-    session.dataSource.register(MqttLog)
+    for source in (MqttLog, MqttLogFiles):
+        session.dataSource.register(source)

@@ -135,6 +135,14 @@ def sync(path: Path) -> None:
         os.close(opened)
 
 
+def sync_up(place: Path, path: Path) -> None:
+    """Make the folder *place* and its names survive, up to the folder *path* of the table."""
+    for folder in (place, *place.parents):
+        sync(folder)
+        if folder == path:
+            return
+
+
 class Table(ABC):
     """`stage` the rows of a batch, then `commit` it; both may be done again after a crash at any point."""
 
@@ -154,6 +162,13 @@ class Table(ABC):
     @abstractmethod
     def stage(self, rows: DataFrame, batch: Batch) -> Staged:
         """Writes *rows*; what it returns is for `commit`."""
+
+    @abstractmethod
+    def adopt(self, files: Mapping[Hour, Sequence[str]], batch: Batch, schema: str) -> Staged:
+        """Instead of `stage`: *files* of each hour were written into `incoming` by others.
+
+        *schema* is that of `read`, as Spark has it, JSON. All else that is in `incoming` is removed.
+        """
 
     @abstractmethod
     def commit(self, staged: Staged, batch: Batch, said: Mapping[str, Any] | None = None) -> None:
@@ -185,6 +200,11 @@ class Table(ABC):
         *beyond* is true, in SQL, for the rows of such batches: for a layout that does not tell them by names.
         """
 
+    @property
+    def incoming(self) -> Path:
+        """Where files wait to be adopted; on the table's own file system, and out of readers' sight."""
+        return self.path / "_incoming"
+
     def is_done(self, batch: Batch) -> bool:
         last = self.last(batch.query)
         return last is not None and last >= batch.number
@@ -193,6 +213,18 @@ class Table(ABC):
         """Both steps, unless the batch is done."""
         if not self.is_done(batch):
             self.commit(self.stage(rows, batch), batch)
+
+    def _take(self, names: Iterable[str], place: Path) -> None:
+        """Moves files from `incoming` to the new folder *place*."""
+        place.mkdir(parents=True)
+        for name in names:
+            (self.incoming / name).rename(place / name)
+            crash_point("after one is moved")
+
+    def _clean(self) -> None:
+        """What tasks wrote that failed, or were killed with their job."""
+        for left in self.incoming.iterdir():
+            left.unlink(missing_ok=True)
 
 
 class ParquetTable(Table):
@@ -215,6 +247,17 @@ class ParquetTable(Table):
         writer = named.write.mode("overwrite").option("partitionOverwriteMode", "dynamic")
         writer.partitionBy(*folders).parquet(str(self.path))
         return Staged(batch.name, rows.schema.json())
+
+    def adopt(self, files: Mapping[Hour, Sequence[str]], batch: Batch, schema: str) -> Staged:
+        for (date, hour), names in files.items():
+            place = self.path / f"date={date}" / f"hour={hour}" / f"batch={batch.name}"
+            for left in (hidden(place), place):  # by a try that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            self._take(names, hidden(place))
+            hidden(place).rename(place)
+            sync_up(place, self.path)
+        self._clean()
+        return Staged(batch.name, schema)
 
     def commit(self, staged: Staged, batch: Batch, said: Mapping[str, Any] | None = None) -> None:
         self._progress.mkdir(parents=True, exist_ok=True)
@@ -291,6 +334,15 @@ class DeltaLakeTable(Table):
         folder = f"data/{batch.name}-{uuid.uuid4()}"
         rows.write.mode("error").partitionBy(*self.partitions).parquet(str(self.path / folder))
         return Staged(folder, rows.schema.json())
+
+    def adopt(self, files: Mapping[Hour, Sequence[str]], batch: Batch, schema: str) -> Staged:
+        folder = f"data/{batch.name}-{uuid.uuid4()}"
+        for (date, hour), names in files.items():
+            place = self.path / folder / f"date={date}" / f"hour={hour}"
+            self._take(names, place)
+            sync_up(place, self.path)
+        self._clean()
+        return Staged(folder, schema)
 
     def commit(self, staged: Staged, batch: Batch, said: Mapping[str, Any] | None = None) -> None:
         deltalake = delta_lake()

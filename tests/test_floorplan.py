@@ -88,7 +88,7 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
 
 # The pipeline beside the broker: what each module may import of its own, and all that it may of the broker.
 SPARK_FOLDERS: dict[str, set[str]] = {
-    "log": {"listing", "lines", "plan", "moments", "rows", "consumers"},
+    "log": {"listing", "lines", "plan", "moments", "rows", "files", "workers", "consumers"},
     "silver": {"ddl", "edges", "payloads", "progress", "protobuf", "rules", "sparkplug", "tables"},
     "gold": {"audit", "delivery", "hours", "live", "refresh", "rows", "sketch", "summary", "traffic"},
     "page": {"document", "numbers", "plots", "text"},

@@ -145,7 +145,7 @@ class Rows:
         """*batch* with the columns and types of the source."""
         import pyarrow as pa
 
-        schema, count = arrow_schema(self.log.kind, self.decode), batch.num_rows
+        schema, count = arrow_schema(columns_of(self.log.kind, self.decode)), batch.num_rows
         columns = self._constants(segment, segment.hour, count)
         for column in (*PLACE[2:], *KINDS[self.log.kind]):
             value, kind = batch.column(column.key), schema.field(column.name).type
@@ -171,7 +171,7 @@ class Rows:
     def bad_rows(self, segment: Segment, hour: tuple[str, int] | None, bad: list[Bad]) -> pa.RecordBatch:
         import pyarrow as pa
 
-        schema = arrow_schema(self.log.kind, self.decode)
+        schema = arrow_schema(columns_of(self.log.kind, self.decode))
         columns = self._constants(segment, hour, len(bad))
         columns["offset"] = pa.array([each.offset for each in bad], pa.int64())
         columns["lost"] = pa.array([each.lost for each in bad], pa.int64())
@@ -231,11 +231,10 @@ def parsed(kind: str) -> pa.Schema:
     )
 
 
-def arrow_schema(kind: str, decode: bool) -> pa.Schema:
-    """What the source yields; see `columns_of`."""
+def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
     import pyarrow as pa
 
-    return pa.schema([(column.name, arrow_type(column.type)) for column in columns_of(kind, decode)])
+    return pa.schema([(column.name, arrow_type(column.type)) for column in columns])
 
 
 def columns_of(kind: str, decode: bool) -> Iterable[Column]:

@@ -1,11 +1,15 @@
-"""What a Python worker of Spark is prepared with, once."""
+"""What Python workers of Spark are prepared with, and told by the driver."""
 
 from __future__ import annotations
 
 import functools
 import gc
+from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def settle_in() -> None:
@@ -22,3 +26,21 @@ def settle_in() -> None:
 @functools.cache
 def keep_what_is_there() -> None:
     gc.freeze()
+
+
+INGESTED_AT = "pybroker.ingested_at"  # a local property of jobs
+NOTHING = "nothing"
+
+
+def tell_workers(session: SparkSession, ingested_at: int | None) -> None:
+    """For the jobs that this thread starts over `mqttlog-files`: microseconds since 1970; None: see there."""
+    session.sparkContext.setLocalProperty(INGESTED_AT, NOTHING if ingested_at is None else str(ingested_at))
+
+
+def ingested_at() -> int | None:
+    """In a task, what the driver has told. Raises RuntimeError where it has told nothing."""
+    context = TaskContext.get()
+    said = context.getLocalProperty(INGESTED_AT) if context else None
+    if said is None:
+        raise RuntimeError("mqttlog-files is read by spark.ingest alone: nobody said what to write")
+    return None if said == NOTHING else int(said)

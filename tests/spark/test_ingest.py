@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from spark import ingest
+from spark.schema import KINDS
 from spark.session import Ending
 from spark.tables import LAYOUTS, bronze, log_gaps, open_table, quarantine_lines
 from tests.hook.log.golden import GOLDEN
@@ -296,6 +297,26 @@ def test_files_as_a_source(job: Ingest) -> None:
     closed(job.log, 10, 10, gz=True)
     assert job.run("--source", "files") == 0
     assert offsets(job) == [*range(20)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_workers_write_what_spark_would(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """The two ways to bronze have the same columns, types and rows."""
+    found = []
+    for source in ("mqttlog", "files"):
+        job = Ingest(spark, tmp_path / source, capsys)
+        shutil.copytree(GOLDEN, job.log)
+        assert job.run("--source", source, kind=kind) == 0
+        table = bronze(spark, job.out, kind)
+        files = open_table(job.out, f"bronze/{kind}").files()
+        schemas = {str(spark.read.parquet(str(file)).schema) for file in files}
+        rows = [row.asDict(recursive=True) for row in table.collect()]
+        told = [{**row, "ingested_at": None, "batch": None} for row in rows]
+        found.append((table.dtypes, schemas, sorted(told, key=str)))
+        assert len({row["ingested_at"] for row in rows}) == 1 and rows[0]["ingested_at"]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(

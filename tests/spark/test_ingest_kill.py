@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 SENT = 12_000
 BATCH = 2_500
-CRASHES = ("before write", "after staging", "after table commit")
+CRASHES = ("before write", "after one is moved", "after staging", "after table commit")
 
 
 def bronze_is_the_log(spark: SparkSession, folder: Path) -> int:
