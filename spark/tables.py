@@ -15,9 +15,10 @@ id, number of the batch) and, under "batch", what `_progress` has in the other l
 
 While a compaction puts one folder `batch=c<first>~<last>.<id>` in the place of others, `_swap.json` says so:
 whoever reads the table by this module finishes that first. Others may see an hour without them for a moment.
+Files in `_incoming` are of no batch yet, see `adopt`.
 
-`open_table(out, name)` finds out which layout a table has. `read` gives a DataFrame, empty where nothing was
-written yet; `hours` says what each hour is made of, so that one can see which hours changed.
+`open_table(out, name)` finds out which layout a table has; `read` gives an empty DataFrame before the first
+batch; `hours` says what each hour is made of, so that one can see which hours changed.
 """
 
 from __future__ import annotations
@@ -135,16 +136,8 @@ def sync(path: Path) -> None:
         os.close(opened)
 
 
-def sync_up(place: Path, path: Path) -> None:
-    """Make the folder *place* and its names survive, up to the folder *path* of the table."""
-    for folder in (place, *place.parents):
-        sync(folder)
-        if folder == path:
-            return
-
-
 class Table(ABC):
-    """`stage` the rows of a batch, then `commit` it; both may be done again after a crash at any point."""
+    """`stage` rows of a batch or `adopt` files, then `commit`: again too, after a crash at any point."""
 
     layout = ""
 
@@ -164,11 +157,12 @@ class Table(ABC):
         """Writes *rows*; what it returns is for `commit`."""
 
     @abstractmethod
-    def adopt(self, files: Mapping[Hour, Sequence[str]], batch: Batch, schema: str) -> Staged:
-        """Instead of `stage`: *files* of each hour were written into `incoming` by others.
+    def new_place(self, batch: Batch) -> str:
+        """`place` of what is to be staged."""
 
-        *schema* is that of `read`, as Spark has it, JSON. All else that is in `incoming` is removed.
-        """
+    @abstractmethod
+    def folder(self, place: str, hour: Hour) -> Path:
+        """Where the files of *hour* of it are."""
 
     @abstractmethod
     def commit(self, staged: Staged, batch: Batch, said: Mapping[str, Any] | None = None) -> None:
@@ -214,17 +208,27 @@ class Table(ABC):
         if not self.is_done(batch):
             self.commit(self.stage(rows, batch), batch)
 
-    def _take(self, names: Iterable[str], place: Path) -> None:
-        """Moves files from `incoming` to the new folder *place*."""
-        place.mkdir(parents=True)
-        for name in names:
-            (self.incoming / name).rename(place / name)
-            crash_point("after one is moved")
+    def adopt(self, files: Mapping[Hour, Sequence[str]], batch: Batch, schema: str) -> Staged:
+        """Instead of `stage`: *files* of each hour were written into `incoming`, synced, by others.
 
-    def _clean(self) -> None:
-        """What tasks wrote that failed, or were killed with their job."""
-        for left in self.incoming.iterdir():
-            left.unlink(missing_ok=True)
+        *schema*: of the rows, as Spark has it, JSON. All else in `incoming` is of failed tasks, and goes.
+        """
+        staged = Staged(self.new_place(batch), schema)
+        for hour, names in files.items():
+            folder = self.folder(staged.place, hour)
+            for left in (hidden(folder), folder):  # by a try that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            hidden(folder).mkdir(parents=True)
+            for name in names:
+                (self.incoming / name).rename(hidden(folder) / name)
+                crash_point("after one is moved")
+            hidden(folder).rename(folder)
+            depth = len(folder.relative_to(self.path).parts)
+            for each in (folder, *folder.parents[:depth]):
+                sync(each)
+        for file in self.incoming.iterdir():
+            file.unlink(missing_ok=True)
+        return staged
 
 
 class ParquetTable(Table):
@@ -248,16 +252,11 @@ class ParquetTable(Table):
         writer.partitionBy(*folders).parquet(str(self.path))
         return Staged(batch.name, rows.schema.json())
 
-    def adopt(self, files: Mapping[Hour, Sequence[str]], batch: Batch, schema: str) -> Staged:
-        for (date, hour), names in files.items():
-            place = self.path / f"date={date}" / f"hour={hour}" / f"batch={batch.name}"
-            for left in (hidden(place), place):  # by a try that was killed
-                shutil.rmtree(left, ignore_errors=True)
-            self._take(names, hidden(place))
-            hidden(place).rename(place)
-            sync_up(place, self.path)
-        self._clean()
-        return Staged(batch.name, schema)
+    def new_place(self, batch: Batch) -> str:
+        return batch.name
+
+    def folder(self, place: str, hour: Hour) -> Path:
+        return self.path / f"date={hour[0]}" / f"hour={hour[1]}" / f"batch={place}"
 
     def commit(self, staged: Staged, batch: Batch, said: Mapping[str, Any] | None = None) -> None:
         self._progress.mkdir(parents=True, exist_ok=True)
@@ -330,19 +329,16 @@ class DeltaLakeTable(Table):
         return None if table is None else table.transaction_version(query)
 
     def stage(self, rows: DataFrame, batch: Batch) -> Staged:
-        """Never into a folder that was used before: a table may point to what is in it."""
-        folder = f"data/{batch.name}-{uuid.uuid4()}"
+        folder = self.new_place(batch)
         rows.write.mode("error").partitionBy(*self.partitions).parquet(str(self.path / folder))
         return Staged(folder, rows.schema.json())
 
-    def adopt(self, files: Mapping[Hour, Sequence[str]], batch: Batch, schema: str) -> Staged:
-        folder = f"data/{batch.name}-{uuid.uuid4()}"
-        for (date, hour), names in files.items():
-            place = self.path / folder / f"date={date}" / f"hour={hour}"
-            self._take(names, place)
-            sync_up(place, self.path)
-        self._clean()
-        return Staged(folder, schema)
+    def new_place(self, batch: Batch) -> str:
+        """Never a folder that was used before: a table may point to what is in it."""
+        return f"data/{batch.name}-{uuid.uuid4()}"
+
+    def folder(self, place: str, hour: Hour) -> Path:
+        return self.path / place / f"date={hour[0]}" / f"hour={hour[1]}"
 
     def commit(self, staged: Staged, batch: Batch, said: Mapping[str, Any] | None = None) -> None:
         deltalake = delta_lake()

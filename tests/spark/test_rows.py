@@ -15,7 +15,7 @@ from broker.hook.log.line import sealed
 from spark.log import rows as rows_module
 from spark.log.listing import Log, Segment
 from spark.log.plan import Hole, Piece
-from spark.log.rows import Lost, Rows, arrow_schema
+from spark.log.rows import Lost, Rows, arrow_schema, columns_of
 from spark.schema import BINARY, KINDS, PLACE
 from tests.hook.log.golden import GOLDEN
 from tests.spark.logs import AT, EPOCH, HOUR, NODE, closed, opened, read_all, rows_of
@@ -259,4 +259,4 @@ def test_a_hole_is_a_row() -> None:
 
 def test_what_reads_can_be_sent_to_a_worker() -> None:
     again = pickle.loads(pickle.dumps(reader(GOLDEN)))
-    assert again.log.kind == "messages" and isinstance(arrow_schema("events", True), pa.Schema)
+    assert again.log.kind == "messages" and isinstance(arrow_schema(columns_of("events", True)), pa.Schema)
