@@ -439,8 +439,7 @@ class Lane:
         session = client.session
         assert session is not None
         inflight, expected, begin = session.inflight, acknowledgements(PUBACK), at
-        while inflight.runs:
-            run = inflight.runs[0]
+        while (run := inflight.runs) is not None:
             number, place = min(run.count, (len(data) - at) // 4), 4 * run.first
             if data[at : at + 4 * number] != expected[place : place + 4 * number]:
                 number = count_same(data, at, expected, place)
@@ -449,6 +448,8 @@ class Lane:
             session.acknowledge_run(number)
             at += 4 * number
         if at > begin:
+            if inflight.runs is None:
+                session.inflight = inflight.rest()
             session.pump()
             self._core.stats.messages_received += (at - begin) // 4
             client.resume_feed()

@@ -107,7 +107,6 @@ class Delivery:
 NO_DELIVERIES: deque[Any] = deque(maxlen=0)
 NO_HELD: dict[int, Message] = {}
 NO_ENTRIES: dict[int, Delivery] = {}
-MOST_SPARE = 64
 BLANKS = 64  # windows for which there is a BlankInflight; clients may ask for any
 
 
@@ -115,11 +114,13 @@ class SentRun:
     """QoS 1 messages that the fast lane sent together: their PUBLISH packets, some acknowledged already.
 
     Those that are left have the identifiers from *first* on and take *cost* of the byte budget. *part* is
-    what a durable store knows them by, or None.
+    what a durable store knows them by, or None. Going through one gives it and the runs that were sent after
+    it: a deque of them would take 760 bytes, and most sessions have one run at a time.
     """
 
     __slots__ = (
         *("client_id", "cost", "count", "done", "first", "five", "number", "packets", "part", "sent_at"),
+        "next",
     )
 
     def __init__(
@@ -135,6 +136,13 @@ class SentRun:
         self.sent_at = sent_at  # seconds, when Message Expiry Interval began
         self.number = 0  # of the first, as in Delivery
         self.part: Any = None
+        self.next: SentRun | None = None
+
+    def __iter__(self) -> Iterator[SentRun]:
+        run: SentRun | None = self
+        while run is not None:
+            yield run
+            run = run.next
 
     def deliveries(self) -> Iterator[Delivery]:
         """Those that are left, as the readable lane knows them."""
@@ -162,16 +170,20 @@ class Inflight:
 
     The table keeps the order of the first sending and outlives connections; `window` and `used`
     belong to the current connection [MQTT5 4.9]. Inbound QoS 2 messages are in `held` from
-    PUBLISH to PUBREL. What the fast lane sent is in `runs` until something has to be known of one of
-    its messages: `thaw` makes entries of them.
+    PUBLISH to PUBREL. What the fast lane sent is in `runs`, the oldest of them, until something has to be
+    known of one of its messages: `thaw` makes entries of them.
     """
 
-    __slots__ = ("_last", "_started", "_unused_to", "entries", "held", "resend", "runs", "used", "window")
+    __slots__ = (
+        *("_last", "_newest", "_started", "_unused_to", "entries", "held", "resend", "runs", "used"),
+        "window",
+    )
 
     blank: ClassVar[bool] = False
 
     def __init__(self, window: int = 0) -> None:
-        self.runs: deque[SentRun] | None = None
+        self.runs: SentRun | None = None
+        self._newest: SentRun | None = None  # of the runs
         self._started = 0  # messages that were ever sent
         self._unused_to = 0  # no identifier between _last and this one is in use
         self.entries = NO_ENTRIES
@@ -310,9 +322,12 @@ class Inflight:
 
     def add_run(self, run: SentRun) -> None:
         """*run* was sent now, with identifiers from `next_unused`."""
-        if self.runs is None:
-            self.runs = SPARE.pop() if SPARE else deque()
-        self.runs.append(run)
+        newest = self._newest
+        if newest is None:
+            self.runs = run
+        else:
+            newest.next = run
+        self._newest = run
         run.number = self._started + 1
         self._started += run.count
         self._last = run.first + run.count - 1
@@ -320,14 +335,15 @@ class Inflight:
 
     def acknowledge_run(self, count: int) -> int:
         """The first *count* messages of the oldest run are done; gives what they took of the byte budget."""
-        assert self.runs
-        run = self.runs[0]
+        run = self.runs
+        assert run is not None
         self.used -= count
         if run.part is not None:
             run.part.acknowledged(count)
         if count == run.count:
-            self.runs.popleft()
-            self._spare_runs()
+            self.runs = run.next
+            if run.next is None:
+                self._newest = None
             return run.cost
         given = run.cost * count // run.count
         run.first += count
@@ -341,25 +357,16 @@ class Inflight:
         """Make entries of all runs, in the order of sending; gives them, and the bytes that the runs took."""
         thawed: list[Delivery] = []
         cost = 0
-        while self.runs:
-            run = self.runs.popleft()
+        for run in self.runs or ():
             cost += run.cost
             deliveries = [*run.deliveries()]
             if run.part is not None:
                 run.part.thawed(deliveries)
             thawed += deliveries
         ordered = sorted(chain(self.entries.values(), thawed), key=attrgetter("number"))
-        self._spare_runs()
+        self.runs = self._newest = None
         self.entries = {delivery.packet_id: delivery for delivery in ordered}
         return thawed, cost
-
-    def _spare_runs(self) -> None:
-        """An empty deque takes 760 bytes: it is for whoever needs one next."""
-        runs = self.runs
-        if runs is not None and not runs:
-            self.runs = None
-            if len(SPARE) < MOST_SPARE:
-                SPARE.append(runs)
 
     def _in_run(self, packet_id: int) -> bool:
         return any(run.first <= packet_id < run.first + run.count for run in self.runs or ())
@@ -405,11 +412,8 @@ class Inflight:
             self.used -= 1
 
 
-SPARE: list[deque[SentRun]] = []  # empty ones
-
-
 class BlankInflight(Inflight):
-    """All of those that nothing was ever put into and that have the same window: most, at 112 bytes each.
+    """All of those that nothing was ever put into and that have the same window: most, at 120 bytes each.
 
     Nobody changes one: who wants to, asks `Queue.table`.
     """
