@@ -19,6 +19,7 @@ from broker.hook.hooks import Hooks
 from broker.hook.limits import Rate, Takeovers
 from broker.hook.stats import Stats
 from broker.packet.message import Message
+from broker.packet.wire import Seen
 from broker.router import Router
 from broker.session.manager import ClientTurns, SessionManager
 from broker.session.restore import Restore
@@ -72,7 +73,7 @@ def assemble(
     capacity, limits = config.capacity, config.limits
     budget = ByteBudget(capacity.maximum_bytes)
     dispatch_hooks = Hooks((*hooks, *configured_hooks(config)), capacity.hook_timeout)
-    tree: SubscriptionTree[Any] = SubscriptionTree(config.protocol.overlap)
+    tree: SubscriptionTree[Any] = SubscriptionTree(config.protocol.overlap, came_before=Seen().add)
     journal = make_journal(config, clock)
     retained = MemoryRetainedStore(
         capacity.maximum_retained_messages, capacity.maximum_retained_bytes, budget, journal, 2 * OVERHEAD

@@ -62,6 +62,8 @@ class Member:
         self.queues = self.link is None or len(session.queue) > 0 or len(inflight.resend) > 0
         if self.queues:
             return session.room(size)
+        if inflight.blank:
+            inflight = session.table()
         if self.outbound.waiting is not IDLE and (not self.ready or self.outbound.waiting.gate):
             return 0
         room = (terms.maximum_queued_bytes - session.bytes - size) // (terms.overhead or 1)

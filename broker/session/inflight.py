@@ -175,28 +175,28 @@ class Inflight:
     """
 
     __slots__ = (
-        *("_last", "_newest", "_started", "_unused_to", "entries", "held", "resend", "runs", "used"),
-        "window",
+        *("_newest", "_started", "_unused_to", "entries", "held", "last", "resend", "runs", "used", "window"),
     )
 
     blank: ClassVar[bool] = False
 
-    def __init__(self, window: int = 0) -> None:
+    def __init__(self, window: int = 0, last: int = 0) -> None:
+        """*last* is the Packet Identifier behind which it begins: one is not used again at once."""
         self.runs: SentRun | None = None
         self._newest: SentRun | None = None  # of the runs
         self._started = 0  # messages that were ever sent
-        self._unused_to = 0  # no identifier between _last and this one is in use
+        self._unused_to = 0  # no identifier between `last` and this one is in use
         self.entries = NO_ENTRIES
         self.held = NO_HELD
         self.resend = NO_DELIVERIES  # of an earlier connection, not sent on this one yet
         self.window = window
         self.used = 0
-        self._last = 0
+        self.last = last
 
     def restore(self, delivery: Delivery) -> None:
         """A delivery that was sent before a restart, in the order of the first sending."""
         self._enter(delivery)
-        self._last = delivery.packet_id
+        self.last = delivery.packet_id
         delivery.number = self._started = self._started + 1
 
     def restore_run(self, run: SentRun) -> None:
@@ -229,7 +229,8 @@ class Inflight:
         """The one to go on with while nothing is sent: everybody's, if nothing is left of what was."""
         if self.entries or self.held or self.runs or self.resend or self.used:
             return self
-        return blank(self.window)
+        found = blank(self.window)
+        return found if found.blank else self
 
     @property
     def room(self) -> bool:
@@ -242,12 +243,12 @@ class Inflight:
         if self.runs and self.count_unused():  # else there may be thousands of runs to look through
             packet_id = self.next_unused()
         else:
-            packet_id = self._last % LAST_IDENTIFIER + 1
+            packet_id = self.last % LAST_IDENTIFIER + 1
             while packet_id in entries or (self.runs and self._in_run(packet_id)):
                 packet_id = packet_id % LAST_IDENTIFIER + 1
-        if packet_id <= self._last:
+        if packet_id <= self.last:
             self._unused_to = 0
-        self._last = delivery.packet_id = packet_id
+        self.last = delivery.packet_id = packet_id
         delivery.number = self._started = self._started + 1
         delivery.state = WAIT_PUBACK if delivery.qos == 1 else WAIT_PUBREC
         if entries is NO_ENTRIES:
@@ -308,17 +309,17 @@ class Inflight:
 
     def count_unused(self) -> int:
         """How many identifiers in a row nobody uses, from the one on that `next_unused` gives."""
-        if self._last >= LAST_IDENTIFIER:
-            self._last = self._unused_to = 0
-        if self._last + 1 >= self._unused_to:
+        if self.last >= LAST_IDENTIFIER:
+            self.last = self._unused_to = 0
+        if self.last + 1 >= self._unused_to:
             runs = (run.first for run in self.runs or ())
-            used = (packet_id for packet_id in chain(self.entries, runs) if packet_id > self._last)
+            used = (packet_id for packet_id in chain(self.entries, runs) if packet_id > self.last)
             self._unused_to = min(used, default=LAST_IDENTIFIER + 1)
-        return self._unused_to - self._last - 1
+        return self._unused_to - self.last - 1
 
     def next_unused(self) -> int:
         """The identifier after the last one; see `count_unused`."""
-        return self._last + 1
+        return self.last + 1
 
     def add_run(self, run: SentRun) -> None:
         """*run* was sent now, with identifiers from `next_unused`."""
@@ -330,7 +331,7 @@ class Inflight:
         self._newest = run
         run.number = self._started + 1
         self._started += run.count
-        self._last = run.first + run.count - 1
+        self.last = run.first + run.count - 1
         self.used += run.count
 
     def acknowledge_run(self, count: int) -> int:

@@ -153,12 +153,13 @@ class Queue:
     in flight and held.
     """
 
-    __slots__ = ("bytes", "client_id", "extra", "inflight", "queue", "terms")
+    __slots__ = ("bytes", "client_id", "extra", "inflight", "last_packet_id", "queue", "terms")
 
     def __init__(self, client_id: str, terms: Terms) -> None:
         self.client_id = client_id
         self.terms = terms
         self.inflight = blank(0)
+        self.last_packet_id = 0  # that was sent, when `inflight` became everybody's
         self.queue: deque[Delivery | QueuedRun] = NO_DELIVERIES
         self.extra = NOTHING
         self.bytes = 0
@@ -202,8 +203,16 @@ class Queue:
     def table(self) -> Inflight:
         """Its `inflight`, to put something in there."""
         if self.inflight.blank:
-            self.inflight = Inflight(self.inflight.window)
+            self.inflight = Inflight(self.inflight.window, self.last_packet_id)
         return self.inflight
+
+    def spare_table(self) -> None:
+        """Nothing may be in it any more: then it is given back, but for its last Packet Identifier."""
+        inflight = self.inflight
+        resting = inflight.rest()
+        if resting is not inflight:
+            self.inflight = resting
+            self.last_packet_id = inflight.last
 
     @property
     def waiting(self) -> int:

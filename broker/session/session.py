@@ -99,7 +99,7 @@ class Session(Queue):
             self.extra = NOTHING
         if not self.queue:
             self.queue = NO_DELIVERIES
-        self.inflight = self.inflight.rest()
+        self.spare_table()
 
     def attach(self, link: Link, window: int, keeps_retain: bool = True) -> int:
         """A connection takes the session over; its epoch. Nothing is sent before `pump`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import chain
 from threading import Lock
 from typing import Generic, Literal, TypeVar
@@ -19,6 +19,11 @@ CACHED_NAMES = 16_384  # Topic Names whose Route is remembered
 CACHED_NAME_LENGTH = 1024  # characters; longer names are matched each time
 CACHED_SUBSCRIPTIONS = 1 << 18  # in all remembered Routes together
 SCANNED_NAMES = 512  # up to so many are looked through when a wildcard filter changes
+
+
+def always(topic_name: str) -> bool:
+    """Every Topic Name is worth to be remembered."""
+    return True
 
 
 class Route(Generic[S]):
@@ -48,15 +53,23 @@ class SubscriptionTree(Generic[S]):
     """
 
     def __init__(
-        self, overlap: Literal["merge", "per_subscription"] = "merge", cached_names: int = CACHED_NAMES
+        self,
+        overlap: Literal["merge", "per_subscription"] = "merge",
+        cached_names: int = CACHED_NAMES,
+        came_before: Callable[[str], bool] = always,
     ) -> None:
-        """*overlap*: one copy per subscriber, or one for each of its matching subscriptions [MQTT5 3.3.4]."""
+        """*overlap*: one copy per subscriber, or one for each of its matching subscriptions [MQTT5 3.3.4].
+
+        The Route of a Topic Name is remembered if *came_before* says so of it when it is matched: one takes
+        as much as two subscriptions, and a name that comes once needs none.
+        """
         self.routes: dict[str, Route[S]] = {}
         self.generation = 0
         self.count = 0  # subscriptions
         self._lock = Lock()
         self._merges = overlap == "merge"
         self._cached_names = cached_names
+        self._came_before = came_before
         self._cached_subscriptions = 0
         # By filter without share prefix. Most filters have one subscription: it stands here itself.
         self._held: dict[str, Subscription | _Crowd[S]] = {}
@@ -203,7 +216,7 @@ class SubscriptionTree(Generic[S]):
         self._cached_subscriptions = 0
 
     def _remember(self, topic_name: str, route: Route[S]) -> None:
-        if len(topic_name) > CACHED_NAME_LENGTH:
+        if len(topic_name) > CACHED_NAME_LENGTH or not self._came_before(topic_name):
             route.valid = False  # nobody will tell it of a change
             return
         self._cached_subscriptions += route.size

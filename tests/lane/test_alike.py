@@ -118,6 +118,7 @@ async def known(broker: Broker, qos: int) -> None:
     """Somebody has subscribed, and the topic is known."""
     await joined(broker, "s", "t", qos=1)
     await joined(broker, "p")
+    broker._core.tree.match("t")
     assert take(broker, "p", packets(qos, 1, V5)) == b""
 
 

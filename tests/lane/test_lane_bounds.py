@@ -47,9 +47,8 @@ async def test_names_that_take_long_to_be_matched_are_left_to_others(qos: int) -
         packets = [publishes(f"t/{number}", qos=qos) for number in range(6)]
         times = count(1.0, known.SEARCH * 0.6)  # what each search takes
         broker._connections._terms.lane.__self__.known.now = lambda: next(times)  # type: ignore[attr-defined]
-        assert take(broker, "p", b"".join(packets)) == b"".join(packets[2:])
-        assert take(broker, "p", b"".join(packets)) == b"".join(packets[4:]), "those that are known are free"
-        assert take(broker, "p", b"".join(packets)) == b""
+        for left in (2, 2, 4, 5, 6) if qos else (2, 4, 6):  # of QoS 1 what comes once is not remembered
+            assert take(broker, "p", b"".join(packets)) == b"".join(packets[left:]), "what is known is free"
 
 
 @run_async
@@ -189,7 +188,7 @@ async def test_many_members_get_their_own_numbers_little_by_little() -> None:
     async with memory_broker(by_hand()) as broker:
         for number in range(40):
             await joined(broker, f"s{number}", "t", qos=1)
-            broker._core.sessions.get(f"s{number}").table()._last = 100 * number  # type: ignore[union-attr]
+            broker._core.sessions.get(f"s{number}").table().last = 100 * number  # type: ignore[union-attr]
         await joined(broker, "p")
         data = publishes(*["t"] * 7000, qos=1)
         sent = broker.stats.publish_sent
@@ -239,11 +238,11 @@ def test_both_lanes_give_different_identifiers_and_keep_the_order() -> None:
     for step in (one, run, one, run, one):
         step()
     assert [*inflight.entries] == [1, 4, 7]
-    inflight._last, inflight._unused_to = 1, 0  # as after all numbers were used once
+    inflight.last, inflight._unused_to = 1, 0  # as after all numbers were used once
     one()
     assert [*inflight.entries] == [1, 4, 7, 8], "2 and 3 are in a run"
     inflight.finish(inflight.entries[1])
-    inflight._last, inflight._unused_to = 0, 0
+    inflight.last, inflight._unused_to = 0, 0
     one()
     inflight.thaw()
     assert [*inflight.entries] == [2, 3, 4, 5, 6, 7, 8, 1], "in the order of sending"

@@ -122,10 +122,10 @@ def test_they_wrap_to_one_and_never_to_zero() -> None:
 def test_one_in_use_is_passed_over() -> None:
     inflight = opened()
     held = [started(inflight) for _ in range(3)]  # 1, 2, 3
-    inflight._last = 65534
+    inflight.last = 65534
     assert [started(inflight).packet_id for _ in range(2)] == [65535, 4]
     inflight.acknowledge(held[1].packet_id, PUBACK, 0)
-    inflight._last = 65535
+    inflight.last = 65535
     assert [started(inflight).packet_id for _ in range(2)] == [2, 5]
 
 
@@ -194,7 +194,7 @@ def test_the_quota_starts_afresh_and_counts_only_what_this_connection_sent() -> 
 
 def test_what_is_unfinished_is_resent_in_the_order_of_the_first_sending() -> None:
     inflight = opened()
-    inflight._last = 65533
+    inflight.last = 65533
     made = [started(inflight, qos, payload) for qos, payload in ((1, b"a"), (2, b"b"), (2, b"c"), (1, b"d"))]
     assert [each.packet_id for each in made] == [65534, 65535, 1, 2]
     inflight.acknowledge(made[2].packet_id, PUBREC, 0)
@@ -251,7 +251,7 @@ class InflightMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.inflight = Inflight()
-        self.inflight._last = 65532  # the wrap is near
+        self.inflight.last = 65532  # the wrap is near
         self.model = Model()
 
     @rule(window=st.integers(1, 4))

@@ -7,7 +7,7 @@ import pytest
 from broker.packet.enums import PacketType
 from broker.packet.message import Message
 from broker.packet.packets import Pubrel
-from broker.session.inflight import NO_ENTRIES, NO_HELD, Delivery, SentRun
+from broker.session.inflight import NO_ENTRIES, NO_HELD, Delivery, Inflight, SentRun
 from broker.session.session import FOR_EVER
 from broker.session.will import NEVER, remaining
 from broker.topic.subscription import Subscription
@@ -369,6 +369,38 @@ def test_a_table_that_is_empty_again_holds_nothing() -> None:
     bench.session.acknowledge_run(1)
     inflight = bench.session.inflight
     assert inflight.entries is NO_ENTRIES and inflight.held is NO_HELD and inflight.runs is None
+
+
+def test_a_table_that_is_given_back_goes_on_behind_its_last_identifier() -> None:
+    bench, other = Bench(), Bench()
+    bench.attach(window=7)
+    other.attach(window=3)
+    session = bench.session
+    session.send_run(SentRun(5, 2, b"", 0, "p", False, 0.0))
+    mine = session.inflight
+    session.spare_table()
+    assert session.inflight is mine, "something is in it"
+    session.acknowledge_run(2)
+    session.spare_table()
+    assert session.inflight.blank and session.inflight.window == 7
+    other.deliver(b"x")
+    table = other.session.inflight
+    assert (table.window, table.used, table.last, [*table.entries]) == (3, 1, 1, [1])
+    assert session.table().next_unused() == 7 and session.inflight is not table
+
+
+def test_runs_go_on_from_one_to_the_next() -> None:
+    table = Inflight(9)
+    runs = [SentRun(first, 2, b"", 2, "p", False, 0.0) for first in (1, 3, 5)]
+    for run in runs:
+        table.add_run(run)
+    assert [*(table.runs or ())] == runs and table.used == 6
+    assert table.acknowledge_run(2) == 2 and [*(table.runs or ())] == runs[1:]
+    assert table.acknowledge_run(1) == 1 and table.acknowledge_run(1) == 1 and table.acknowledge_run(2) == 2
+    assert table.runs is None and table.used == 0
+    again = SentRun(7, 1, b"", 0, "p", False, 0.0)
+    table.add_run(again)
+    assert [*(table.runs or ())] == [again], "and nothing of what was before"
 
 
 def test_subscriptions_one_and_several() -> None:

@@ -322,6 +322,24 @@ def many_switches() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+def test_a_route_is_remembered_once_its_name_came_before() -> None:
+    came: list[str] = []
+
+    def came_before(name: str) -> bool:
+        came.append(name)
+        return came.count(name) > 1
+
+    tree: SubscriptionTree[Peer] = SubscriptionTree(came_before=came_before)
+    tree.subscribe(Peer("a"), subscription("t"))
+    first = tree.match("t")
+    assert not first.valid and not tree.routes, "whoever keeps it asks anew"
+    second = tree.match("t")
+    assert second.valid and tree.routes == {"t": second} and second.direct == first.direct
+    assert tree.match("t") is second and came == ["t", "t"]
+    tree.subscribe(Peer("b"), subscription("t"))
+    assert not second.valid and len(tree.match("t").direct) == 2
+
+
 @pytest.mark.usefixtures("many_switches")
 def test_threads() -> None:
     """Each thread has its own subscriber and name; all share a filter, a crowd and a group."""
