@@ -60,6 +60,17 @@ def test_what_users_have_stands_beside_what_benchmarks_have(modules: dict[str, M
     assert memory.splitlines()[-1] == "| slow ones | 10.0 | 10.0 | fast ones | 10.0 | 10.0 |"
 
 
+def test_what_was_measured_elsewhere_is_scaled_by_what_both_runs_have(modules: dict[str, ModuleType]) -> None:
+    tables, scenarios = modules["tables"], modules["scenarios"]
+    figure = scenarios.Figure("it", flashmq="300", best=1, beside=2000)
+    assert tables.constant(figure, 1000) == 150 and tables.constant(figure, None) == 300
+    line = tables.Line(scenarios.users("slow", "fanin", figure), figure)
+    results = {("slow", "theirs"): [stream(1000)], ("slow", "ours"): [stream(2000, share=0.5)]}
+    assert tables.best_build(results, line, ["ours"], "theirs") == "x0.60 of ≥ 1, **missed**"
+    results["slow", "FlashMQ"] = [stream(1000, share=0.25)]
+    assert tables.best_build(results, line, ["ours"], "theirs") == "x1.00 of ≥ 1, met"
+
+
 def test_losses_and_failures_are_said(modules: dict[str, ModuleType]) -> None:
     failed = {"_error": "timed out"}
     goals, rates, *_ = drawn(
