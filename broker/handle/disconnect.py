@@ -205,8 +205,9 @@ def end_session(core: Core, session: Session, state: SessionState = "ended") -> 
     if not core.sessions.delete(session):
         return None  # somebody else has seen to it
     core.hooks.on_session(session.client_id, state, len(session.queue))
-    core.tree.unsubscribe_all(session, tuple(session.subscriptions))
-    core.router.hand_on(session, [*session.take_unacknowledged(), *session.take_shared()])
+    if not session.is_bare:
+        core.tree.unsubscribe_all(session, tuple(session.subscriptions))
+        core.router.hand_on(session, [*session.take_unacknowledged(), *session.take_shared()])
     session.clear()
     session.note()  # nothing but the will is left, while hooks are asked about it
     core.journal.promise(-1)  # a CONNACK may wait for it, after hooks that wait

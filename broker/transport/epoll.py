@@ -20,7 +20,7 @@ from broker.transport.base import CHUNK, Peer, Reader, host_port
 READ, WRITE = 0x1, 0x4  # EPOLLIN and EPOLLOUT, which select has on Linux only
 EVENTS = READ | WRITE  # what the epoll tells us of; the other bits of a connection's state:
 EOF, CLOSING, MUTE = 0x10, 0x20, 0x40  # the peer writes no more, close was called, write() takes nothing more
-PEERS = 64  # that are remembered
+PEERS = 128  # that are remembered
 TURN = 256  # connections that are looked at in one turn of the loop; the next turn begins with the others
 
 log = logging.getLogger(__name__)
