@@ -38,7 +38,7 @@ def wind(server: Server, client_id: str, packet_id: int) -> None:
     """Makes *packet_id* the identifier used last; the 65,000 messages to there are sent for 2.2.1-4."""
     session = server.broker._core.sessions.get(client_id)
     assert session is not None
-    session.table()._last = packet_id
+    session.table().last = packet_id
 
 
 def own_qos_2(client: Raw) -> list[Packet]:

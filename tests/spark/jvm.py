@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 ENOUGH = 240  # seconds to make an archive
+KEPT = 7 * 86_400  # seconds that one stays unused
 
 
 # Queries over a few rows are planned once and interpreted: to compile one takes longer than all of its rows.
@@ -75,7 +77,16 @@ def archive() -> Path | None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not file.exists():
             made(file)
+            remove_old(folder, time.time())
+        os.utime(file)  # it is in use
     return file if file.stat().st_size else None
+
+
+def remove_old(folder: Path, now: float) -> None:
+    """Archives that nobody asked for in a week: of an older Java, or a Spark of another environment."""
+    for file in folder.glob("*.jsa"):
+        if now - file.stat().st_mtime > KEPT:
+            file.unlink()
 
 
 def made(file: Path) -> None:
