@@ -211,7 +211,10 @@ SCENARIOS = (
         "connect",
         "connect --count {count:5000}",
         Figure(
-            *("connections a second", "connects_per_s", 0.9, "28"),
+            "connections a second",
+            "connects_per_s",
+            goal=0.9,
+            flashmq="28",
             cpu=("broker_cpu", "connects_per_s"),
             best=1,
             beside=24,

@@ -229,13 +229,13 @@ class Job:
 
     def start(self, session: SparkSession, ending: Ending) -> StreamingQuery:
         self.ending = ending
-        self.schema = session.createDataFrame([], ddl(bronze_columns(self.kind))).schema.json()
         if self.chosen.source == "files":
             reader = read_files(session, self.chosen.log, self.kind, bounded=bool(self.chosen.max_records))
         else:
             from spark.source import register
 
             register(session)
+            self.schema = session.createDataFrame([], ddl(bronze_columns(self.kind))).schema.json()
             self.bronze.incoming.mkdir(parents=True, exist_ok=True)
             reader = session.readStream.format("mqttlog-files").options(**self.options())
             reader = reader.option("into", str(self.bronze.incoming.absolute())).load()
@@ -388,7 +388,7 @@ def constant(value: dt.datetime) -> Expression:
 
 
 def to_bronze(rows: DataFrame, kind: str, ingested: Expression) -> DataFrame:
-    """The log as it was, and what is cheap to know; sorted by topic, so that statistics prune pages."""
+    """For `--source files`, what `spark.log.files.to_bronze` does in the workers, in the same words."""
     order = ["date", "hour", "epoch", "offset"]
     if kind == "messages":
         payload = F.unbase64("payload")

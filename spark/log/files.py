@@ -28,6 +28,7 @@ FOUND = (
     Column("", "newest", "bigint"),  # microseconds since 1970
     *(column for column in QUARANTINE_LINES if column.name not in {"kind", "ingested_at"}),
 )
+QUARANTINED = [column.name for column in FOUND if column in QUARANTINE_LINES]
 RISING = ("offset", "received_at")  # differences of neighbours take less room than a dictionary
 
 
@@ -63,9 +64,6 @@ def written(
     yield found(1, {name: [value] for name, value in said.items()})
 
 
-QUARANTINED = [column.name for column in FOUND if column in QUARANTINE_LINES]
-
-
 def found(count: int, columns: Mapping[str, Sequence[Any] | pa.Array]) -> pa.RecordBatch:
     """*columns*, and nulls in the others of FOUND."""
     import pyarrow as pa
@@ -78,7 +76,7 @@ def found(count: int, columns: Mapping[str, Sequence[Any] | pa.Array]) -> pa.Rec
 def to_bronze(rows: pa.Table, kind: str, ingested_at: int) -> pa.Table:
     """The log as it was, and what is cheap to know; sorted by topic, so that statistics prune pages.
 
-    `spark.ingest.to_bronze` says the same to the JVM.
+    `spark.ingest.to_bronze` is its twin for the JVM.
     """
     import pyarrow as pa
     from pyarrow import compute

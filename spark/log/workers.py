@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def settle_in() -> None:
-    """To be called in a task, after its imports; elsewhere it does nothing.
+    """To be called in a task; elsewhere it does nothing.
 
     A worker collects garbage after each task, and looks at all that pyspark and pyarrow have made when they
     were imported: 20 ms of CPU, as much as the rows of a small segment take. That is not garbage: it is left
@@ -33,12 +33,12 @@ NOTHING = "nothing"
 
 
 def tell_workers(session: SparkSession, ingested_at: int | None) -> None:
-    """For the jobs that this thread starts over `mqttlog-files`: microseconds since 1970; None: see there."""
+    """For the jobs that this thread starts over `mqttlog-files`: see `spark.log.files.written`."""
     session.sparkContext.setLocalProperty(INGESTED_AT, NOTHING if ingested_at is None else str(ingested_at))
 
 
 def ingested_at() -> int | None:
-    """In a task, what the driver has told. Raises RuntimeError where it has told nothing."""
+    """In a task, what `tell_workers` told. Raises RuntimeError where nobody did."""
     context = TaskContext.get()
     said = context.getLocalProperty(INGESTED_AT) if context else None
     if said is None:

@@ -132,6 +132,31 @@ async def test_no_more_than_the_receiver_allows(equal: bool) -> None:
 
 
 @run_async
+async def test_who_gets_a_message_now_and_then_keeps_no_table_of_them() -> None:
+    async with memory_broker(by_hand()) as broker:
+        subscriber, publisher = Peer(broker), Peer(broker)
+        await subscriber.connect("s")
+        await subscriber.subscribe("t", qos=1)
+        await publisher.connect("p")
+        session = broker._core.sessions.get("s")
+        assert session is not None
+        for number in range(1, 4):
+            publisher.send(Publish("t", b"x", 1, packet_id=1))
+            await publisher.expect(Puback)
+            packet = await subscriber.expect(Publish)
+            assert packet.packet_id == number and session.inflight.used == 1
+            subscriber.send(Puback(number))
+            await turns(10)
+            assert session.inflight.blank and not session.bytes
+        publisher.send(Publish("t", b"x", 1, packet_id=1))
+        assert (await subscriber.expect(Publish)).packet_id == 4
+        for wrong in (3, 5, 4 + 256):
+            subscriber.send(Puback(wrong))
+            await turns(10)
+            assert session.inflight.used == 1, "of another: nothing is acknowledged by it"
+
+
+@run_async
 async def test_two_subscriptions_of_one_session_take_its_room_twice() -> None:
     config = Config(capacity=BY_HAND, protocol=Protocol(overlap="per_subscription"))
     async with memory_broker(config) as broker:

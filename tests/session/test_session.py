@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from broker.packet.enums import PacketType
@@ -387,6 +390,17 @@ def test_a_table_that_is_given_back_goes_on_behind_its_last_identifier() -> None
     table = other.session.inflight
     assert (table.window, table.used, table.last, [*table.entries]) == (3, 1, 1, [1])
     assert session.table().next_unused() == 7 and session.inflight is not table
+
+
+def test_a_table_stays_where_there_is_none_for_everybody() -> None:
+    """More windows than there are such tables: in a process of its own, since those are everybody's."""
+    program = """if True:
+        from broker.session.inflight import BLANKS, Inflight
+        tables = [Inflight(window, 9) for window in range(1, BLANKS + 10)]
+        assert all(table.rest() is table or table.rest().blank for table in tables)
+        assert not all(table.rest().blank for table in tables)
+    """
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_runs_go_on_from_one_to_the_next() -> None:

@@ -158,6 +158,10 @@ def test_quarantine(spark: SparkSession, quarantined: Path, make, rows: int | No
     assert all(line.kind == "messages" and line.segment and line.bad for line in lines)
 
 
+def test_what_is_read_again_for_quarantine_leaves_no_files(quarantined: Path) -> None:
+    assert not [*open_table(quarantined, "bronze/messages").incoming.iterdir()]
+
+
 def test_a_missing_segment_fails_and_is_counted_where_that_is_allowed(job: Ingest) -> None:
     closed(job.log, 0, 10)
     closed(job.log, 20, 10)
@@ -367,8 +371,10 @@ def test_a_job_that_is_asked_to_end_refuses_the_next_batch(job: Ingest, monkeypa
     assert job.run() == 0 and offsets(job) == [*range(30)]
 
 
-def test_the_code_of_a_batch_is_compiled_once(job: Ingest, spark: SparkSession, monkeypatch) -> None:
-    closed(job.log, 0, 30)
+@pytest.mark.parametrize("source", ["mqttlog", "files"])
+def test_the_code_of_a_batch_is_compiled_once(
+    job: Ingest, spark: SparkSession, monkeypatch, source: str
+) -> None:
     compiled = spark._jvm.org.apache.spark.metrics.source.CodegenMetrics.METRIC_COMPILATION_TIME()
     counts: list[int] = []
     announce = ingest.Job._announce
@@ -379,7 +385,9 @@ def test_the_code_of_a_batch_is_compiled_once(job: Ingest, spark: SparkSession, 
 
     monkeypatch.setattr(ingest.Job, "_announce", note)
     with jvm.compiled(spark):
-        assert job.run("--max-records", "10") == 0
+        for first in (0, 10, 20):
+            closed(job.log, first, 10)
+            assert job.run("--source", source) == 0
     assert len(counts) == 3 and counts[0] > 0 and counts[1] == counts[2]
     rows = bronze(job.spark, job.out, "messages").select("ingested_at").distinct()
     assert rows.count() == 3, "though each has a time of its own"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark.ingest import read_files
+from spark.log.workers import settle_in
 from spark.schema import BINARY, KINDS, PLACE
 from spark.source import register
 from tests.hook.log.golden import GOLDEN
@@ -61,6 +63,18 @@ def test_golden(spark: SparkSession, kind: str) -> None:
     arrow = [{**row, "received_at": row["received_at"].timestamp()} for row in read_all(GOLDEN, kind)]
     seen = rows(found.withColumn("received_at", F.unix_micros("received_at") / 1_000_000))
     assert seen == arrow and len(seen) > 10
+
+
+def test_what_a_worker_has_imported_is_no_garbage(spark: SparkSession) -> None:
+    def frozen(_: int) -> int:
+        settle_in()
+        return gc.get_freeze_count()
+
+    before = gc.get_freeze_count()
+    settle_in()
+    assert gc.get_freeze_count() == before, "here is no task"
+    (count,) = spark.sparkContext.parallelize([0], 1).map(frozen).collect()
+    assert count > 10_000
 
 
 def test_source_matches_files(spark: SparkSession, tmp_path: Path) -> None:

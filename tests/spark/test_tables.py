@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 
+import pyarrow
 import pytest
 from deltalake import DeltaTable
+from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from spark.schema import Column
 from spark.session import Refused
@@ -34,6 +38,52 @@ def some(spark: SparkSession, first: int, count: int, hour: int = 9) -> DataFram
 
 def numbers(spark: SparkSession, table: Table) -> list[int]:
     return sorted(row.n for row in table.read(spark, COLUMNS).collect())
+
+
+def arrived(table: Table, *numbers: int) -> str:
+    """The name of a file with *numbers* that waits to be adopted."""
+    table.incoming.mkdir(parents=True, exist_ok=True)
+    name = f"part-{uuid.uuid4()}.parquet"
+    parquet.write_table(pyarrow.table({"n": numbers}), table.incoming / name)
+    return name
+
+
+# Of COLUMNS, as Spark has it.
+SCHEMA = StructType().add("n", "long").add("date", "date").add("hour", "integer").json()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_files_of_others_are_adopted(spark: SparkSession, tmp_path: Path, layout: str) -> None:
+    """A batch is killed after it took its files, is done again, and a task has failed each time."""
+    table, batch = open_table(tmp_path, "some/table", layout), Batch(QUERY, 0)
+    nine, ten = ("2026-11-27", 9), ("2026-11-27", 10)
+    for _ in range(2):
+        arrived(table, 99)
+        files = {nine: [arrived(table, 1, 2), arrived(table, 3)], ten: [arrived(table, 4)]}
+        staged = table.adopt(files, batch, SCHEMA)
+        assert not [*table.incoming.iterdir()]
+    table.commit(staged, batch, {"rows": 4})
+    assert numbers(spark, table) == [1, 2, 3, 4] and table.last(QUERY) == 0
+    assert {hour for hour, made in table.hours().items() if made} == {nine, ten}
+    assert [row.n for row in table.read(spark, COLUMNS).where("hour = 10").collect()] == [4]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_try_that_was_killed_while_it_took_files_leaves_nothing(
+    spark: SparkSession, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, batch, nine = open_table(tmp_path, "some/table", layout), Batch(QUERY, 0), ("2026-11-27", 9)
+
+    def killed(point: str) -> None:
+        raise KeyboardInterrupt(point)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("spark.tables.crash_point", killed)
+        with pytest.raises(KeyboardInterrupt, match="after one is moved"):
+            table.adopt({nine: [arrived(table, 1), arrived(table, 2)]}, batch, SCHEMA)
+    assert numbers(spark, table) == [], "no reader sees a part of an hour"
+    table.commit(table.adopt({nine: [arrived(table, 1), arrived(table, 2)]}, batch, SCHEMA), batch)
+    assert numbers(spark, table) == [1, 2] and not [*table.incoming.iterdir()]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
