@@ -139,6 +139,9 @@ def flashmq() -> Contender | None:
     if not command:
         return None
     common = "allow_anonymous true\nthread_count 1\nlog_file {dir}/flashmq.log\nstorage_dir {dir}\n"
+    # It drops what is more; the first is counted in 16 bits.
+    common += "max_qos_msg_pending_per_client 65535\nmax_qos_bytes_pending_per_client 2147483647\n"
+    common += "client_max_write_buffer_size 268435456\n"
     bound = "  inet_protocol ip4\n  inet4_bind_address 127.0.0.1\n"
     plain = f"listen {{\n  protocol mqtt\n{bound}  port {{port}}\n}}\n"
 
