@@ -15,7 +15,7 @@ from broker.hook.sound import failure_of
 from broker.hook.stats import Stats
 from broker.store.budget import ByteBudget
 from broker.store.journal import Journal
-from broker.transport.base import Connection
+from broker.transport.base import Connection, Octets
 
 BURST = 256 * 1024  # bytes that may collect within one turn of the loop before they are written
 UNREAD_ACKS = 64 * 1024  # bytes of control packets for a socket that takes none: too many
@@ -24,7 +24,7 @@ GATED = 4096  # acknowledgements that wait for a commit: enough not to read any 
 PUBLISH, QOS_1 = 0x30, 0x32  # first byte, without the other flags
 ACKNOWLEDGEMENTS = (0x40, 0x50)  # first bytes of PUBACK and PUBREC
 FEED = 64  # cost of the retained messages that one turn of the loop sends, one each, to all that are fed
-NO_PACKETS: list[bytes] = []  # of all that have none: most, most of the time; nothing may be put into it
+NO_PACKETS: list[Octets] = []  # of all that have none: most, most of the time; nothing may be put into it
 # What waits in the gate: batch, packet, what is told of a refusal, how many packets; 0: it is no run.
 Gated = tuple[int, bytes, Any, int]
 LEAST_FEED = 4  # the same for one client, however many are fed
@@ -122,7 +122,7 @@ class Outbound(Identified, Generic[T]):
 
     # ---- taking
 
-    def put(self, data: bytes, count: int = 1) -> None:
+    def put(self, data: Octets, count: int = 1) -> None:
         """Take a packet for the socket, or *count* of them in one."""
         packets, terms = self._packets, self._terms
         if packets is NO_PACKETS:
@@ -292,7 +292,7 @@ class Outbound(Identified, Generic[T]):
             self._packets, self._bytes = NO_PACKETS, 0
             self.write(packets[0] if len(packets) == 1 else b"".join(packets))
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Octets) -> None:
         """Write *data* now, behind what was written before."""
         self._terms.stats.bytes_sent += len(data)
         if self._info is not None:

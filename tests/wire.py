@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from broker.transport.base import Reader
+from broker.transport.base import Octets, Reader
 from broker.transport.memory import MEMORY, MemoryConnection
 
 
@@ -68,10 +68,10 @@ class Wire:
         if self.reader is not None:
             self.reader.left()
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Octets) -> None:
         if self.closed or self.aborted:
             return
-        self.writes.append(data)
+        self.writes.append(bytes(data))
         if self.stuck:
             self.held += len(data)
 

@@ -7,7 +7,7 @@ from broker.core import Core
 from broker.hook.identity import IDLE
 from broker.lane.atleast import AtLeastOnce
 from broker.lane.known import Known
-from broker.lane.runs import Run, count_equal
+from broker.lane.runs import Run, count_equal, part
 from broker.packet.enums import Version
 from broker.packet.message import rewrite
 
@@ -65,13 +65,14 @@ class Alike:
             queued = member.session.extra.queued_qos_0
             if queued or (member.outbound.waiting is not IDLE and not member.ready):
                 return 0
-        count, packets = 1, data
+        count = 1
+        packets: bytes | memoryview = data
         if end < len(data):
             count = count_equal(data, 0, end, data[: topic_end + five])
             end *= count
             if end < len(data):
-                packets = data[:end]
-        other = rewrite(packets, five, 0, not five, 0) if audience.rewritten else b""
+                packets = part(data, 0, end)
+        other = rewrite(bytes(packets), five, 0, not five, 0) if audience.rewritten else b""
         for member in members:
             member.outbound.put(packets if member.five == five else other, count)
         stats = self._stats

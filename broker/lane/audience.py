@@ -32,7 +32,7 @@ class Member:
         if link is not None:
             self.outbound = link
             self.five = link.version is Version.MQTT_5
-        self.parts: list[bytes] = []  # QoS 0 packets
+        self.parts: list[bytes | memoryview] = []  # QoS 0 packets
         self.collects = False  # it was found to be ready in this read
         self.queues = link is None  # QoS 1 waits in the session
 

@@ -28,6 +28,7 @@ from broker.lane.retained import PUBLISH_RETAINED, STORED, Retaining, plain_pack
 from broker.lane.runs import (
     FEW,
     FEW_1,
+    LARGE,
     SHORT,
     Run,
     Stretch,
@@ -35,6 +36,7 @@ from broker.lane.runs import (
     count_equal,
     count_same,
     is_begun,
+    part,
     repeats,
     rewrite_aliases,
 )
@@ -209,7 +211,7 @@ class Lane:
                 found = known.get(topic) or self.known.find_0(known, topic, five)
                 if found is None or found is not audience:
                     if audience is not None:
-                        self._collect(audience, data[begin:at], five)
+                        self._collect(audience, data, begin, at, five)
                         sent += count * audience.size
                     received += count
                     begin, count = at, 0
@@ -219,19 +221,19 @@ class Lane:
                     self._work += audience.size
                 last_topic = topic
             elif length == last_length and not changed and repeats(data, at, end, FEW):
-                number = count_equal(data, at, end - at, data[at:block_end])
-                if number:
+                if number := count_equal(data, at, end - at, data[at:block_end]):
                     count, at, last_length = count + number, at + number * (end - at), 0
                     continue
                 length = 0
             if changed and audience is not None:
-                self._collect(audience, data[begin:topic_end] + block + data[block_end:end], five)
+                other = data[begin:topic_end] + block + data[block_end:end]
+                self._collect(audience, other, 0, len(other), five)
                 begin = end
             last_length = length
             count += 1
             at = end
         if audience is not None:
-            self._collect(audience, data[begin:at], five)
+            self._collect(audience, data, begin, at, five)
             sent += count * audience.size
         self._hand_over(opened, received + count, sent)
         return at
@@ -263,7 +265,7 @@ class Lane:
             if found.size:
                 if not self._opens(found, opened):
                     break
-                self._collect(found, b"\x30" + data[at + 1 : end], five)
+                self._collect(found, b"\x30" + data[at + 1 : end], 0, end - at, five)
                 sent += found.size
                 self._work += found.size
             packet = plain_packet(topic, data[topic_end + 1 : end]) if five else data[at:end]
@@ -300,11 +302,12 @@ class Lane:
         return True
 
     @staticmethod
-    def _collect(audience: Audience, stretch: bytes, five: bool) -> None:
+    def _collect(audience: Audience, data: bytes, begin: int, end: int, five: bool) -> None:
+        stretch = part(data, begin, end) if end - begin > LARGE else data[begin:end]
         for append in audience.same:
             append(stretch)
         if audience.rewritten:
-            other = rewrite(stretch, five, 0, not five, 0)
+            other = rewrite(bytes(stretch), five, 0, not five, 0)
             for append in audience.rewritten:
                 append(other)
 

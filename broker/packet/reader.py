@@ -17,6 +17,7 @@ __all__ = ["MAXIMUM_PACKET_SIZE", "PacketReader", "Readers", "TopicNames"]
 
 MAXIMUM_PACKET_SIZE = 268_435_460  # bytes, the protocol's own limit: five of header and the longest body
 PART = 4096  # bytes that are decoded at a time, and what is left of the packet that is the last of them
+PIECE = 64 * 1024  # bytes of a long read that are looked at together
 SPARE = 16  # readers that are kept for the next client
 _PROTOCOL_BYTES = 9  # the longest protocol name with its level
 # The whole first byte -> packet class. Nearly all acknowledgements are an identifier and nothing else.
@@ -99,8 +100,12 @@ class PacketReader:
         """As `feed`, but decodes little at a time; never an empty list. To be taken to the end.
 
         After each part the rest is offered to *take*, which gives back what is to be decoded, unless it
-        begins with a packet of the type `apart`: it is copied for that.
+        begins with a packet of the type `apart`: it is copied for that, PIECE bytes at most.
         """
+        if len(data) > PIECE:
+            for at in range(0, len(data), PIECE):
+                yield from self.parts(data[at : at + PIECE], take)
+            return
         if self._held:
             self._held += data
             if len(self._held) < self._needed:

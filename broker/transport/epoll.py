@@ -15,11 +15,14 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-from broker.transport.base import CHUNK, Peer, Reader, host_port
+from broker.transport.base import CHUNK, Octets, Peer, Reader, host_port
 
 READ, WRITE = 0x1, 0x4  # EPOLLIN and EPOLLOUT, which select has on Linux only
 EVENTS = READ | WRITE  # what the epoll tells us of; the other bits of a connection's state:
 EOF, CLOSING, MUTE = 0x10, 0x20, 0x40  # the peer writes no more, close was called, write() takes nothing more
+FAST = 0x80  # it is read LONG at a time
+LONG = 512 * 1024  # bytes of one read where the Reader was done at once with a full one
+MOST_FAST = 16  # connections of one listener that are FAST, or hold what they were read then
 PEERS = 128  # that are remembered
 TURN = 256  # connections that are looked at in one turn of the loop; the next turn begins with the others
 
@@ -30,9 +33,13 @@ read = os.read  # found sooner, once a read
 class Poll:
     """The epoll of one listener and the connections in it. It ends with the last of them."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, peer: Callable[[str], Peer], linger: float) -> None:
-        """*peer* makes a Peer of an address; *linger* is in seconds."""
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, peer: Callable[[str], Peer], linger: float, long: bool = True
+    ) -> None:
+        """*peer* makes a Peer of an address; *linger* is in seconds; *long*: there may be long reads."""
         self.loop = loop
+        self._most_fast = MOST_FAST if long else 0
+        self._fast: list[EpollConnection] = []
         self._peer = peer
         self._peers: dict[int | str, Peer] = {}
         self.linger = linger
@@ -89,7 +96,21 @@ class Poll:
         """The address of an open connection, as a number for `address`."""
         return self._names[descriptor]
 
+    def may_be_fast(self, connection: EpollConnection) -> bool:
+        """Whether *connection* may be FAST; those that hold nothing more of what they were read make room."""
+        fast = self._fast
+        if connection in fast:
+            return True
+        if len(fast) >= self._most_fast:
+            fast = self._fast = [each for each in fast if each.is_behind()]
+        if len(fast) >= self._most_fast:
+            return False
+        fast.append(connection)
+        return True
+
     def forget(self, descriptor: int) -> None:
+        if self._fast:
+            self._fast = [each for each in self._fast if each is not self._connections[descriptor]]
         self._connections[descriptor] = None
         self._count -= 1
         self._end_if_done()
@@ -138,7 +159,7 @@ class Rest:
 
     def __init__(self) -> None:
         self.chunks: list[bytes] | None = None  # what nobody has read
-        self.unread = 0  # bytes of it, never more than CHUNK
+        self.unread = 0  # bytes of it: no more than CHUNK, or what was the last long read
         self.out: bytearray | None = None  # what the kernel did not take yet
         self.error: OSError | None = None
         self.sink: Callable[[bytes], None] | None = None
@@ -210,7 +231,7 @@ class EpollConnection:
         rest = self._rest
         return self._state & (EOF | CLOSING) > 0 or rest.chunks is not None or rest.sink is not None
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Octets) -> None:
         if self._state & MUTE:
             return
         out = self._rest.out
@@ -316,7 +337,7 @@ class EpollConnection:
             self._watch(self._state & ~READ)
             return
         try:
-            data = read(self.descriptor, CHUNK - unread)
+            data = read(self.descriptor, LONG if self._state & FAST else CHUNK - unread)
         except BlockingIOError:
             return
         except OSError as error:
@@ -331,8 +352,11 @@ class EpollConnection:
             rest.sink(data)
             return
         if not unread and self._reader is not None:
+            size = len(data)
             data = self._reader.take(data)
             if not data or self._state & CLOSING:
+                if size >= CHUNK or self._state & FAST:
+                    self._pace(size)
                 return
         rest = self._own()
         if rest.chunks is None:
@@ -340,7 +364,21 @@ class EpollConnection:
         else:
             rest.chunks.append(data)
         rest.unread = unread + len(data)
+        self._state &= ~FAST
         self.wake()
+
+    def _pace(self, size: int) -> None:
+        """The Reader took all of the last read, which brought *size* bytes: be FAST, or not."""
+        reader, state = self._reader, self._state
+        if reader is None or reader.serving or size < CHUNK // 4:
+            self._state &= ~FAST
+        elif size >= CHUNK and not state & (EOF | CLOSING | MUTE | FAST) and self._poll.may_be_fast(self):
+            self._state |= FAST
+
+    def is_behind(self) -> bool:
+        """Be FAST no more; whether much of what was read may still be held."""
+        self._state &= ~FAST
+        return self._rest.unread > 0 or (self._reader is not None and self._reader.serving)
 
     def _end_of_stream(self) -> None:
         """The peer writes no more. Our side stays open, so that answers can still leave."""

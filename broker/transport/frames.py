@@ -284,7 +284,7 @@ def is_close_code(code: int) -> bool:
     return 1000 <= code <= 1003 or 1007 <= code <= 1014 or 3000 <= code <= 4999
 
 
-def encode_frame(opcode: Opcode, payload: bytes) -> bytes:
+def encode_frame(opcode: Opcode, payload: bytes | memoryview) -> bytes:
     """One unmasked, unfragmented frame."""
     size = len(payload)
     if size < 126:

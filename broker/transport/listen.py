@@ -27,6 +27,7 @@ from broker.transport.base import (
     TransportOptions,
     host_port,
     is_loopback,
+    keep_memory,
 )
 from broker.transport.epoll import Poll
 from broker.transport.memory import MemoryListener
@@ -195,7 +196,9 @@ class SocketListener:
             for sock in self._sockets:
                 sock.listen(self._options.backlog)
             if self._by_epoll:
-                self._poll = Poll(asyncio.get_running_loop(), self._peer, self._options.linger)
+                loop, plain = asyncio.get_running_loop(), self._prepare is None
+                self._poll = Poll(loop, self._peer, self._options.linger, long=plain)
+            keep_memory()
         except OSError as error:
             await self.stop()
             raise OSError(error.errno, f"cannot listen on {self.url}: {error.strerror or error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from broker.transport.base import Accept, Connection, Peer, Reader, TransportOptions
+from broker.transport.base import Accept, Connection, Octets, Peer, Reader, TransportOptions
 
 INBOX = 64 * 1024  # bytes that a reader holds; what is written beyond is pending, as with TCP
 
@@ -34,7 +34,7 @@ class _Flow:
         self._waiter: asyncio.Future[None] | None = None
         self._drained: asyncio.Event | None = None
 
-    def put(self, data: bytes) -> None:
+    def put(self, data: Octets) -> None:
         if data and not self.ended:
             self.chunks.append(bytes(data))
             self.size += len(data)
@@ -145,7 +145,7 @@ class MemoryConnection:
     def has_unread(self) -> bool:
         return self._closing or bool(self._incoming.chunks) or self._incoming.ended
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Octets) -> None:
         if not self._closing:
             self._outgoing.put(data)
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from broker.transport.base import CHUNK, Peer, Reader
+from broker.transport.base import CHUNK, Octets, Peer, Reader
 
 
 class TcpConnection(asyncio.BufferedProtocol):
@@ -62,7 +62,7 @@ class TcpConnection(asyncio.BufferedProtocol):
     def has_unread(self) -> bool:
         return bool(self._chunks) or self._eof or self._closing or self._sink is not None
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Octets) -> None:
         transport = self._transport
         if transport is None or self._closing or transport.is_closing():
             return

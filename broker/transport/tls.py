@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from broker.errors import ConfigError
-from broker.transport.base import CHUNK, RawConnection, Reader
+from broker.transport.base import CHUNK, Octets, RawConnection, Reader
 
 RECORD = 16 * 1024  # bytes, the most that one TLS record carries
 OPENSSL = 20_000  # bytes that one connection takes there, about
@@ -128,6 +128,8 @@ class TlsConnection:
         "peer",
     )  # fmt: skip
 
+    serving = True  # as a Reader: what it was given may still be here
+
     def __init__(self, raw: RawConnection, context: ssl.SSLContext) -> None:
         self.peer = raw.peer
         self._raw = raw
@@ -207,7 +209,7 @@ class TlsConnection:
     def wake(self) -> None:
         self._raw.wake()
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Octets) -> None:
         if self._closing:
             return
         try:

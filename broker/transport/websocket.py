@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from urllib.parse import urlsplit
 
-from broker.transport.base import Connection, RawConnection, Reader, TransportOptions
+from broker.transport.base import Connection, Octets, RawConnection, Reader, TransportOptions
 from broker.transport.frames import (
     Binary,
     Close,
@@ -185,6 +185,8 @@ class WebSocketConnection:
         "_timer", "peer", "pongs_skipped", "subprotocol",
     )  # fmt: skip
 
+    serving = True  # as a Reader: what it was given may still be here
+
     def __init__(
         self, raw: RawConnection, options: TransportOptions, subprotocol: str | None, rest: bytes = b""
     ) -> None:
@@ -246,7 +248,7 @@ class WebSocketConnection:
             self._raw.wake()
         return b""
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Octets) -> None:
         if data and not self._ended:
             self._raw.write(encode_frame(Opcode.BINARY, data))
 

@@ -11,7 +11,7 @@ from broker.packet.enums import Version
 from broker.packet.packets import Connect, Publish, Subscribe, SubscribeRequest
 from tests.wire import Wire, turns
 
-V5 = Version.MQTT_5
+V3, V5 = Version.MQTT_3_1_1, Version.MQTT_5
 BY_HAND = Capacity(sweep_interval=0, sys_interval=0, fast_lane=True)
 
 
@@ -19,14 +19,13 @@ def by_hand(**limits: Any) -> Config:
     return Config(capacity=BY_HAND, limits=Limits(**limits))
 
 
-async def joined(broker: Broker, client_id: str, *filters: str, qos: int = 0) -> Wire:
+async def joined(broker: Broker, client_id: str, *filters: str, qos: int = 0, version: Version = V5) -> Wire:
     """A client whose connection the test holds in its hand."""
     wire = Wire()
     broker._connections.accept(wire)
-    packets = [Connect(client_id, V5)]
-    data = b"".join(encode(packet, V5) for packet in packets)
+    data = encode(Connect(client_id, version), version)
     if filters:
-        data += encode(Subscribe(1, [SubscribeRequest(one, qos) for one in filters]), V5)
+        data += encode(Subscribe(1, [SubscribeRequest(one, qos) for one in filters]), version)
     wire.incoming.put_nowait(data)
     await turns(10)
     assert client_id in broker.clients
@@ -34,11 +33,11 @@ async def joined(broker: Broker, client_id: str, *filters: str, qos: int = 0) ->
     return wire
 
 
-def publishes(*topics: str, qos: int = 0, payload: bytes = b"x") -> bytes:
+def publishes(*topics: str, qos: int = 0, payload: bytes = b"x", version: Version = V5) -> bytes:
     packets = (
         Publish(topic, payload, qos, packet_id=qos * (n % 65535 + 1)) for n, topic in enumerate(topics)
     )
-    return b"".join(encode(packet, V5) for packet in packets)
+    return b"".join(encode(packet, version) for packet in packets)
 
 
 def take(broker: Broker, client_id: str, data: bytes) -> bytes:

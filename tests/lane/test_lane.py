@@ -13,7 +13,7 @@ from broker.packet.codec import encode
 from broker.packet.message import Message
 from broker.packet.packets import Disconnect, Pingresp, Puback, Publish
 from broker.packet.reader import PacketReader
-from tests.lane.by_hand import BY_HAND, V5, by_hand, joined, publishes, take
+from tests.lane.by_hand import BY_HAND, V3, V5, by_hand, joined, publishes, take
 from tests.peer import Clock, Peer, memory_broker, run_async, settle
 from tests.wire import turns
 
@@ -122,6 +122,24 @@ async def test_a_packet_in_two_pieces_is_taken_whole() -> None:
             assert take(broker, "p", data[:at]) == take(broker, "p", data[at:]) == b""
             await turns()
             assert wire.sent() == data, at
+
+
+@pytest.mark.parametrize("topics", ["ttttt", "tutut"])
+@pytest.mark.parametrize("cut", [0, 1, 5000])
+@run_async
+async def test_much_at_once_arrives_as_it_came(cut: int, topics: str) -> None:
+    """Most of a long read is handed on as it lies there, to clients of its own version."""
+    async with memory_broker(by_hand()) as broker:
+        five, three = await joined(broker, "s", "t", "u"), await joined(broker, "s3", "t", "u", version=V3)
+        await joined(broker, "p")
+        data = b"before" + publishes(*topics, payload=b"x" * 5_000)
+        assert take(broker, "p", data[6 : len(data) - cut]) == b""
+        await turns()
+        if cut:
+            assert take(broker, "p", data[len(data) - cut :]) == b""
+            await turns()
+        assert five.sent() == data[6:]
+        assert three.sent() == publishes(*topics, payload=b"x" * 5_000, version=V3)
 
 
 @run_async

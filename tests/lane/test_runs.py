@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.lane.runs import (
+    LARGE,
     SHORT,
     Run,
     Stretch,
@@ -16,6 +17,7 @@ from broker.lane.runs import (
     bounds,
     count_equal,
     is_begun,
+    part,
     rewrite,
     rewrite_aliases,
 )
@@ -179,3 +181,13 @@ def test_what_has_begun(kind: int) -> None:
         assert is_begun(packet + packet[:1], len(packet))
     assert not is_begun(bytes((kind, 0x80, 0)), 0)
     assert not is_begun(bytes((kind, 0x80, 0x80)), 0)
+
+
+@given(st.integers(0, 3 * LARGE), st.integers(0, 3 * LARGE), st.integers(0, 3 * LARGE))
+def test_a_part_is_a_view_only_of_most_of_it(size: int, begin: int, end: int) -> None:
+    begin, end, size = sorted((size, begin, end))
+    data = bytes(size)
+    found = part(data, begin, end)
+    assert bytes(found) == data[begin:end]
+    assert isinstance(found, bytes) or (len(found) > LARGE and 2 * len(found) > size)
+    assert isinstance(found, memoryview) or not size // 2 < len(found) > LARGE

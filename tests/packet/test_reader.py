@@ -21,7 +21,7 @@ from broker.errors import (
 from broker.packet.codec import decode, encode
 from broker.packet.enums import Version
 from broker.packet.packets import Connack, Connect, Packet, Pingreq, Publish, Subscribe, SubscribeRequest
-from broker.packet.reader import PacketReader, TopicNames
+from broker.packet.reader import PIECE, PacketReader, TopicNames
 from tests.packet import strategies as make
 
 V3, V4, V5 = Version.MQTT_3_1, Version.MQTT_3_1_1, Version.MQTT_5
@@ -57,6 +57,22 @@ def test_chunk_borders_do_not_matter(version: Version, data: st.DataObject) -> N
     assert read == packets
     assert not reader.partial
     assert reader.version == version
+
+
+def test_of_a_long_read_little_is_offered_at_a_time() -> None:
+    """Each offer is a copy of the rest: of half a MiB of small packets that would be gigabytes."""
+    offered: list[int] = []
+
+    def take(data: bytes) -> bytes:
+        offered.append(len(data))
+        return data
+
+    reader = PacketReader()
+    reader.feed(CONNECT_5)
+    raw = encode(Publish("t", bytes(5_000), 2, packet_id=1), Version.MQTT_5) * 100
+    packets = [packet for part in reader.parts(raw, take) for packet in part]
+    assert len(packets) == 100 and reader.error is None and not reader.partial
+    assert max(offered) <= PIECE and len(offered) > 50
 
 
 @pytest.mark.parametrize("version", Version)

@@ -19,8 +19,8 @@ import pytest
 from broker.errors import ConfigError
 from broker.transport import epoll
 from broker.transport.base import CHUNK, Connection, TransportOptions
-from broker.transport.epoll import EVENTS, TURN, EpollConnection, Poll
-from broker.transport.listen import listen
+from broker.transport.epoll import EVENTS, LONG, READ, TURN, EpollConnection, Poll
+from broker.transport.listen import SocketListener, listen
 from broker.transport.tcp import TcpConnection
 from tests.peer import run_async
 from tests.transport.sockets import FOREVER, read_size, receive, run, send, serving, turns
@@ -32,6 +32,8 @@ BIG = bytes(range(256)) * (32 << 10)  # 8 MiB
 
 class Eager:
     """A Reader that takes everything, by a function that gets its connection too."""
+
+    serving = False
 
     def __init__(self, connection: Connection, work: Callable[[Connection, bytes], None]) -> None:
         self.connection, self.work = connection, work
@@ -136,6 +138,149 @@ async def test_no_connection_takes_more_of_a_turn_than_one_read() -> None:
         for _, sock in pairs:
             sock.close()
         assert [set(order[at : at + 3]) for at in (0, 3)] == [{0, 1, 2}] * 2
+
+
+class Picky:
+    """A Reader that leaves what it is told to, and what it was offered."""
+
+    def __init__(self) -> None:
+        self.leaves, self.serving, self.sizes = 0, False, list[int]()
+
+    def take(self, data: bytes) -> bytes:
+        self.sizes.append(len(data))
+        return data[max(0, len(data) - self.leaves) :]
+
+    def left(self) -> None:
+        pass
+
+
+class Flood:
+    """As many bytes as anybody reads, in place of the system's `read`; and connections to read them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, long: bool = True) -> None:
+        self.poll = Poll(asyncio.get_running_loop(), lambda address: None, 1.0, long)  # type: ignore[arg-type, return-value]
+        self.most = 1 << 30
+        self.connections: list[EpollConnection] = []
+        self._sockets: list[socket.socket] = []
+        monkeypatch.setattr(epoll, "read", lambda _, size: bytes(min(size, self.most)))
+
+    def connection(self) -> tuple[EpollConnection, Picky]:
+        near, far = socket.socketpair()
+        self._sockets.append(far)
+        connection, reader = self.poll.add(near.detach(), ""), Picky()
+        connection.attach(reader)
+        self.connections.append(connection)
+        return connection, reader
+
+    def close(self) -> None:
+        for connection in self.connections:
+            connection.abort()
+        for sock in self._sockets:
+            sock.close()
+        assert self.poll._fast == []
+
+
+@run
+async def test_who_is_done_with_a_full_read_gets_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    flood = Flood(monkeypatch)
+    connection, reader = flood.connection()
+    for most in (CHUNK - 1, 1 << 30, 1 << 30, CHUNK // 4, 1 << 30, CHUNK // 4 - 1, 1 << 30):
+        flood.most = most
+        connection.receive()
+    assert reader.sizes == [CHUNK - 1, CHUNK, LONG, CHUNK // 4, LONG, CHUNK // 4 - 1, CHUNK]
+    flood.close()
+
+
+@run
+async def test_who_leaves_some_or_is_not_done_with_it_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    flood = Flood(monkeypatch)
+    connection, reader = flood.connection()
+    reader.serving = True
+    connection.receive()
+    connection.receive()
+    reader.serving = False
+    connection.receive()
+    reader.serving = True
+    connection.receive()
+    connection.receive()
+    assert reader.sizes == [CHUNK, CHUNK, CHUNK, LONG, CHUNK]
+    reader.serving = False
+    connection.receive()
+    reader.leaves = 1
+    connection.receive()
+    assert len(await connection.read()) == 1
+    reader.leaves = 0
+    connection.receive()
+    assert reader.sizes[5:] == [CHUNK, LONG, CHUNK]
+    flood.close()
+
+
+@run
+async def test_behind_a_long_read_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    flood = Flood(monkeypatch)
+    connection, reader = flood.connection()
+    connection.receive()
+    reader.leaves = LONG
+    connection.receive()
+    connection.receive()
+    assert not connection._state & READ and reader.sizes == [CHUNK, LONG]
+    assert len(await connection.read()) == LONG and connection._state & READ
+    flood.close()
+
+
+@run
+async def test_few_hold_much_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that hold nothing make room for others; those that do, do not."""
+    monkeypatch.setattr(epoll, "MOST_FAST", 2)
+    flood = Flood(monkeypatch)
+    pairs = [flood.connection() for _ in range(4)]
+    for connection, reader in pairs[:2]:
+        connection.receive()
+        reader.leaves = LONG
+        connection.receive()
+    pairs[2][0].receive()
+    pairs[2][0].receive()
+    assert [reader.sizes[-1] for _, reader in pairs[:3]] == [LONG, LONG, CHUNK]
+    await pairs[0][0].read()
+    pairs[1][1].serving = True
+    await pairs[1][0].read()
+    for connection, _ in pairs[2:]:
+        connection.receive()
+        connection.receive()
+    assert [reader.sizes[-1] for _, reader in pairs[2:]] == [LONG, LONG], "the first of them made room"
+    pairs[2][0].receive()
+    assert pairs[2][1].sizes[-1] == CHUNK
+    flood.close()
+
+
+@run
+async def test_nobody_who_is_gone_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    flood = Flood(monkeypatch)
+    connection, _ = flood.connection()
+    connection.attach(Eager(connection, lambda connection, data: connection.abort()))
+    connection.receive()
+    assert len(flood.poll._fast) == 0
+    other, _ = flood.connection()
+    other.receive()
+    assert len(flood.poll._fast) == 1
+    other.abort()
+    assert len(flood.poll._fast) == 0
+    flood.close()
+
+
+@run
+async def test_what_has_frames_around_it_gets_no_long_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is unread there is the business of whoever takes the frames off."""
+    flood = Flood(monkeypatch, long=False)
+    connection, reader = flood.connection()
+    connection.receive()
+    connection.receive()
+    assert reader.sizes == [CHUNK, CHUNK]
+    flood.close()
+    for url, long in (("ws://127.0.0.1:0", False), ("tcp://127.0.0.1:0", True)):
+        async with serving(url=url, engine="epoll") as server:
+            assert isinstance(server.listener, SocketListener) and server.listener._poll is not None
+            assert bool(server.listener._poll._most_fast) is long
 
 
 @run

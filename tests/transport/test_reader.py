@@ -76,6 +76,7 @@ class Tap:
     leave: Callable[[bytes], bytes] = lambda data: b""
     taken: list[bytes] = field(default_factory=list)
     given: asyncio.Event = field(default_factory=asyncio.Event)
+    serving: bool = False
 
     def take(self, data: bytes) -> bytes:
         self.taken.append(data)
@@ -299,6 +300,10 @@ class Seldom:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     failure: ConnectionError | None = None
     task: asyncio.Task[None] | None = None
+
+    @property
+    def serving(self) -> bool:
+        return self.task is not None
 
     def take(self, data: bytes) -> bytes:
         if self.task is not None:

@@ -71,6 +71,18 @@ async def test_bytes_both_ways(url: str) -> None:
 
 
 @run
+async def test_a_view_is_written_as_what_it_shows(url: str) -> None:
+    async with serving(url) as server:
+        connection, sock = await server.pair()
+        with sock:
+            view = memoryview(BIG)[1:-1]
+            connection.write(view)
+            connection.write(view[:300])
+            assert connection.pending()
+            assert await receive(sock, len(view) + 300) == BIG[1:-1] + BIG[1:301]
+
+
+@run
 async def test_who_the_peer_is(url: str) -> None:
     async with serving(url) as server:
         connection, sock = await server.pair()
