@@ -68,7 +68,8 @@ def pybroker(title: str, python: str, flags: str = "", env: dict[str, str] | Non
     """pybroker as *python* has it installed, or as *env* lets it be found."""
 
     def start(scenario: Scenario) -> Started | None:
-        program = shlex.quote(str(HERE / "hooked.py")) if scenario.hooks else "-m broker"
+        hooked = f"{shlex.quote(str(HERE / 'hooked.py'))} {scenario.hooks}"
+        program = hooked if scenario.hooks else "-m broker"
         words = [python, program, "--listen tcp://127.0.0.1:{port}", PYBROKER]
         words.append("--set store.path=" + ("{dir}/b.db" if scenario.durable else ":memory:"))
         if scenario.over == "ws":

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Over = Literal["tcp", "ws", "tls"]
+Hooks = Literal["", "each", "remembered"]  # which pair of hooked.py
 VARIED = "throughput --topics 50 --subs 5 --vary 200"
 
 
@@ -41,7 +42,7 @@ class Scenario:
     figures: tuple[Figure, ...]
     users: bool
     over: Over = "tcp"
-    hooks: bool = False
+    hooks: Hooks = ""
     durable: bool = False
     main: bool = False  # the slow brokers take part as well
 
@@ -152,18 +153,36 @@ SCENARIOS = (
         "throughput --topics 10 --subs 5 --vary 200 --mqtt 5 --properties alias",
         Figure("MQTT 5, QoS 0, topic aliases, 10 topics, sizes vary"),
     ),
-    users("hooks-varied-qos0", VARIED, Figure("hooks, QoS 0, 50 topics, sizes vary", goal=1.5), hooks=True),
+    users("hooks-varied-qos0", VARIED, Figure("hooks, QoS 0, 50 topics, sizes vary", goal=1.5), hooks="each"),
     users(
         "hooks-varied-qos1",
         f"{VARIED} --qos 1",
         Figure("hooks, QoS 1, 50 topics, sizes vary", goal=1.5),
-        hooks=True,
+        hooks="each",
     ),
     users(
-        "hooks-fanin-100-qos1", "fanin --pubs 100 --qos 1", Figure("hooks, fan-in 100:1, QoS 1"), hooks=True
+        "hooks-fanin-100-qos1", "fanin --pubs 100 --qos 1", Figure("hooks, fan-in 100:1, QoS 1"), hooks="each"
     ),
-    users("hooks-qos0", "throughput", Figure("hooks, QoS 0 1:1, 64 B"), hooks=True),
-    users("hooks-fanout-100-qos0", "fanout --subs 100", Figure("hooks, fan-out 1:100, QoS 0"), hooks=True),
+    users("hooks-qos0", "throughput", Figure("hooks, QoS 0 1:1, 64 B"), hooks="each"),
+    users("hooks-fanout-100-qos0", "fanout --subs 100", Figure("hooks, fan-out 1:100, QoS 0"), hooks="each"),
+    users(
+        "hooks-quick-varied-qos0",
+        VARIED,
+        Figure("hooks with a remembered verdict, QoS 0, 50 topics, sizes vary"),
+        hooks="remembered",
+    ),
+    users(
+        "hooks-quick-varied-qos1",
+        f"{VARIED} --qos 1",
+        Figure("hooks with a remembered verdict, QoS 1, 50 topics, sizes vary"),
+        hooks="remembered",
+    ),
+    users(
+        "hooks-quick-fanin-100-qos1",
+        "fanin --pubs 100 --qos 1",
+        Figure("hooks with a remembered verdict, fan-in 100:1, QoS 1"),
+        hooks="remembered",
+    ),
     users("ws-qos0", "throughput", Figure("WebSocket, QoS 0 1:1, 64 B", goal=1), over="ws"),
     users(
         "ws-varied-qos1", f"{VARIED} --qos 1", Figure("WebSocket, QoS 1, 50 topics, sizes vary"), over="ws"

@@ -396,6 +396,19 @@ class Broker:
             await asyncio.wait([task], timeout=self.config.capacity.grace_time)
         return True
 
+    def ask_again(self, client_id: str | None = None) -> None:
+        """Rules have changed: where *client_id*, or everybody, may publish is asked of the hooks anew.
+
+        What `may_publish` has allowed is forgotten; without such a hook this does nothing.
+        """
+        verdicts = self._core.hooks.verdicts
+        if verdicts is None:
+            return
+        if client_id is None:
+            verdicts.forget_all()
+        elif client_id in self._core.clients:
+            verdicts.forget(self._core.clients[client_id].info)
+
     async def delete_session(self, client_id: str) -> bool:
         """End the session of *client_id*, closing its connection first; False if there is none.
 

@@ -157,6 +157,8 @@ class Connections:
     def _forget(self, client: Client) -> None:
         del self._tasks[client]
         self._count(client, -1)
+        if self._core.hooks.verdicts is not None:
+            self._core.hooks.verdicts.forget(client.info)
 
 
 class Rest(Coroutine[Any, Any, bool]):

@@ -16,7 +16,6 @@ from broker import (
     ClientInfo,
     Connect,
     HookBase,
-    Message,
     NotAuthorized,
     SubscribeRequest,
 )
@@ -30,9 +29,9 @@ class Users(HookBase):
         if not expected or not hmac.compare_digest(expected, packet.password or b""):
             raise BadUserNameOrPassword(f"user {packet.user_name!r}")
 
-    async def on_publish(self, client: ClientInfo, message: Message) -> None:
-        if not message.topic_name.startswith(f"users/{client.user_name}/"):
-            raise NotAuthorized(f"{client.user_name} publishes to {message.topic_name}")
+    def may_publish(self, client: ClientInfo, topic_name: str) -> bool:
+        """Asked once for each connection and topic: after a change of rules, `broker.ask_again()`."""
+        return topic_name.startswith(f"users/{client.user_name}/")
 
     async def on_subscribe(self, client: ClientInfo, request: SubscribeRequest) -> SubscribeRequest:
         if not request.topic_filter.startswith((f"users/{client.user_name}/", "public/")):

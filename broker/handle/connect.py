@@ -139,7 +139,7 @@ def accept(
     *announcements* go into the CONNACK as they are: the last word of enhanced authentication.
     """
     hooks, asks = core.hooks, core.config.protocol.authorize_will == "connect" and packet.will is not None
-    if hooks.authenticates or (asks and hooks.inspects_publish):
+    if hooks.authenticates or (asks and hooks.judges_publish):
         return _authorize(core, client, packet, announcements)
     check_user_name(client.user_name)
     _check_anonymous(core, client, packet)

@@ -231,7 +231,7 @@ async def publish_will(core: Core, session: Session) -> None:
         return
     message = _fresh(core, will)
     try:
-        if core.hooks.inspects_publish and isinstance(info, ClientInfo):
+        if core.hooks.judges_publish and isinstance(info, ClientInfo):
             message = await inspected(core, info, message)
     except MqttError as refusal:
         log.warning("will of %r to %r refused: %s", session.client_id, message.topic_name, refusal)

@@ -70,11 +70,14 @@ def handle_publish(core: Core, client: Client, packet: Publish) -> Awaitable[Non
             check_publish_topic(core, topic_name)
         if block is not None and not block.is_plain:
             _check_payload(core, message)
-        if core.hooks.inspects_publish:
-            found = core.hooks.inspect_publish(client.info, message)
-            if not isinstance(found, Message):
-                return _wait_for_hook(core, client, session, packet, message, found)
-            message = found
+        if core.hooks.judges_publish:
+            if core.hooks.verdicts is not None:
+                core.hooks.verdicts.check(client.info, topic_name)
+            if core.hooks.inspects_publish:
+                found = core.hooks.inspect_publish(client.info, message)
+                if not isinstance(found, Message):
+                    return _wait_for_hook(core, client, session, packet, message, found)
+                message = found
     except MqttError as refusal:
         refuse_publish(core, client, packet, message, refusal)
         return None
@@ -197,7 +200,9 @@ def check_store(core: Core, message: Message, held: bool = False) -> None:
 
 
 async def inspected(core: Core, info: ClientInfo, message: Message) -> Message:
-    """What the hooks make of *message*, if they allow it; a MqttError refuses it."""
+    """What the hooks make of *message*, a will, if they allow it; a MqttError refuses it."""
+    if core.hooks.verdicts is not None:
+        core.hooks.verdicts.ask(info, message.topic_name)
     found = core.hooks.inspect_publish(info, message)
     return found if isinstance(found, Message) else await found
 

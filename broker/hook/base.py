@@ -127,6 +127,9 @@ class BrokerApi(Protocol):
         self, client_id: str, reason: int = ..., *, server_reference: str | None = ...
     ) -> bool: ...
 
+    def ask_again(self, client_id: str | None = None) -> None:
+        """What `may_publish` has allowed this client, or all, is asked anew from now on."""
+
 
 class HookBase:
     """A plug-in. A method that is not overridden is never called and costs nothing.
@@ -175,6 +178,14 @@ class HookBase:
 
     async def on_unsubscribe(self, client: ClientInfo, topic_filter: str) -> None:
         """Once per filter, in order. Fail fast: a MqttError refuses this filter in UNSUBACK (5.0)."""
+
+    def may_publish(self, client: ClientInfo, topic_name: str) -> bool:
+        """May this client publish to this topic? All must pass; never waits.
+
+        True is remembered for the connection and the topic: see `BrokerApi.ask_again`. A hook that has this
+        leaves the fast lane open.
+        """
+        return True
 
     async def on_publish(self, client: ClientInfo, message: Message) -> None:
         """May this client publish this? Once per message. Fail fast: a MqttError refuses it."""
@@ -281,6 +292,7 @@ EVENTS = (
     "on_disconnect",
     "on_subscribe",
     "on_unsubscribe",
+    "may_publish",
     "on_publish",
     "on_publish_received",
     "on_accepted",

@@ -15,6 +15,7 @@ from broker.hook.base import EVENTS, AuthStep, BrokerApi, ClientInfo, Hold, Hook
 from broker.hook.begun import Begun, awaiting, first_step
 from broker.hook.sound import (
     Method,
+    Verdicts,
     both,
     expect,
     failed,
@@ -94,6 +95,8 @@ class Hooks:
         self._sys_values = lists["sys_values"]
         self._last_held: asyncio.Future[None] | None = None  # what the last acknowledgement waits for
         self._still_held = lists["still_held"]
+        may_publish = lists["may_publish"]
+        self.verdicts = Verdicts(may_publish) if may_publish else None
         self._count(lists)
 
     def _count(self, lists: dict[str, tuple[Method, ...]]) -> None:
@@ -106,6 +109,7 @@ class Hooks:
         self.authenticates = bool(self._on_connect)
         self.accepts = bool(self._on_accepted)
         self.inspects_publish = bool(self._on_message or self._on_accepted)
+        self.judges_publish = self.inspects_publish or self.verdicts is not None
         self.inspects_delivery = bool(self._on_publish_deliver or self._can_read)
         self.changes_delivery = bool(self._on_publish_deliver)
         self.checks_delivery = bool(self._can_read)
@@ -189,6 +193,9 @@ class Hooks:
             await self._decide(method, client, packet)
 
     async def on_publish(self, client: ClientInfo, message: Message) -> None:
+        """May it be published, without a word to `on_publish_received`: a will that is not due yet."""
+        if self.verdicts is not None:
+            self.verdicts.ask(client, message.topic_name)
         for method in self._on_publish:
             await self._decide(method, client, message)
 

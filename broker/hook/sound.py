@@ -1,16 +1,20 @@
-"""What hooks give back is checked here, and what to do with one that failed."""
+"""What hooks give back is checked here, and what to do with one that failed.
+
+Where they let a client publish is remembered here, too.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Callable
 from math import isfinite
 from typing import Any, NamedTuple, TypeVar
 
-from broker.errors import ImplementationSpecificError, MqttError
-from broker.hook.base import AuthStep, Hold
-from broker.packet.message import Message
+from broker.errors import ImplementationSpecificError, MqttError, NotAuthorized
+from broker.hook.base import AuthStep, ClientInfo, Hold
+from broker.packet.message import ENCODED_TOPICS, Message
 from broker.packet.properties import Place, property_block
 from broker.topic.name import check_topic_name
 
@@ -18,6 +22,10 @@ log = logging.getLogger("broker.hook")
 
 T = TypeVar("T")
 Future = asyncio.Future[None]
+
+MOST = 16_384  # Topic Names that are remembered, of all connections together; then all are asked about anew
+LONGEST = 256  # bytes of such a name
+NONE: set[bytes] = set()  # nobody changes it
 
 
 class Method(NamedTuple):
@@ -151,3 +159,80 @@ def failure_of(until: Future) -> MqttError | None:
     if failure is None and not until.cancelled():
         return None
     return failure if isinstance(failure, MqttError) else ImplementationSpecificError(f"not done: {failure}")
+
+
+class Verdicts:
+    """What hooks have allowed, by connection. A refusal is asked for again each time.
+
+    The fast lane looks into the sets itself: they have the Topic Names as they stand in packets, with their
+    two bytes of length. What is forgotten is taken out of the sets, so that whoever holds one sees it.
+    """
+
+    __slots__ = ("_allowed", "_count", "_forgotten", "_methods")
+
+    def __init__(self, methods: tuple[Method, ...]) -> None:
+        """*methods* are the `may_publish` of all hooks that have one."""
+        self._methods = methods
+        self._allowed: dict[ClientInfo, set[bytes]] = {}  # none of them is empty
+        self._count = 0  # of names
+        self._forgotten = 0  # how often something was
+
+    def __len__(self) -> int:
+        """How many Topic Names are remembered."""
+        return self._count
+
+    def of(self, client: ClientInfo) -> set[bytes]:
+        """Where *client* may publish without asking anybody."""
+        return self._allowed.get(client, NONE)
+
+    def check(self, client: ClientInfo, topic_name: str) -> None:
+        """Raises MqttError unless *client* may publish to *topic_name*: asked of the hooks the first time."""
+        topic = ENCODED_TOPICS[topic_name]
+        if topic in self._allowed.get(client, NONE):
+            return
+        before = self._forgotten
+        self.ask(client, topic_name)
+        # What was forgotten meanwhile may be what the first hook has said.
+        if before == self._forgotten and len(topic) <= LONGEST + 2:
+            self._remember(client, topic)
+
+    def ask(self, client: ClientInfo, topic_name: str) -> None:
+        """The same, asked of all hooks whatever was said before, and not remembered."""
+        for method in self._methods:
+            try:
+                found = method.call(client, topic_name)
+                if inspect.iscoroutine(found):
+                    found.close()
+                    raise TypeError(f"{method.event} is asked by a plain call, and waits for nothing")
+            except MqttError:
+                raise
+            except (Exception, asyncio.CancelledError) as error:  # nobody cancels a plain call
+                raise refusal_of(method) from error
+            if found is not True:
+                raise NotAuthorized(f"{client.client_id} may not publish to {topic_name}")
+
+    def _remember(self, client: ClientInfo, topic: bytes) -> None:
+        if self._count >= MOST:
+            self.forget_all()
+        topics = self._allowed.get(client)
+        if topics is None:
+            topics = self._allowed[client] = set()
+        self._count -= len(topics)
+        topics.add(topic)
+        self._count += len(topics)
+
+    def forget(self, client: ClientInfo) -> None:
+        """*client* is gone, or what it may do has changed."""
+        self._forgotten += 1
+        topics = self._allowed.pop(client, NONE)
+        self._count -= len(topics)
+        if topics:
+            topics.clear()
+
+    def forget_all(self) -> None:
+        """What anybody may do has changed, or too much is remembered."""
+        self._forgotten += 1
+        for topics in self._allowed.values():
+            topics.clear()
+        self._allowed.clear()
+        self._count = 0

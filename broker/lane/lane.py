@@ -4,9 +4,9 @@ What the readable lane (client.py, handle/, router.py) does for each packet, thi
 in one read: PUBLISH of QoS 0 and 1 without RETAIN and DUP, and with properties that only travel, for
 sessions that have room, connected or (QoS 1) not, which a store is told of by runs; what is to be retained,
 of QoS 0 and without properties; the PUBACKs of what it sent; PINGREQ; the packets of QoS 2, one by one
-(exactly.py). All else is handed back untouched: PUBLISH while a hook wants to see what clients publish,
-everything while one wants to see what they are sent, and all but PUBACKs while memory is short. Without this
-folder the broker does the same, slower: tests/lane compares them.
+(exactly.py). All else is handed back untouched: PUBLISH while a hook wants to see what clients publish, or to
+topics that `may_publish` refuses, everything while one wants to see what they are sent, and all but PUBACKs
+while memory is short. Without this folder the broker does the same, slower: tests/lane compares them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from broker.lane.atleast import AtLeastOnce
 from broker.lane.audience import Audience, Audience1, Member
 from broker.lane.blocks import Blocks
 from broker.lane.exactly import PUBCOMP, PUBLISH_2, PUBREC, PUBREL, Exactly
-from broker.lane.known import LONGEST, Known
+from broker.lane.known import LONGEST, Allowed, Known
 from broker.lane.retained import PUBLISH_RETAINED, STORED, Retaining, plain_packet
 from broker.lane.runs import (
     FEW,
@@ -50,6 +50,7 @@ STEPS = (PUBLISH_2, PUBREC, PUBREL, PUBCOMP)
 PINGREQS, PINGRESP = re.compile(rb"(?:\xc0\0)+"), b"\xd0\0"
 MOST = 20_000  # slices handed out for one read, two milliseconds about: then others have a turn
 EACH = 10  # QoS 1 packets that are numbered for one member cost about as much as a slice
+ASKED = 50  # and so do hooks that are asked about a topic
 
 
 class Lane:
@@ -66,7 +67,8 @@ class Lane:
         self._overhead = core.sessions.terms.overhead
         self._blocks = Blocks(core.config, names)
         self._retaining = Retaining(core, LONGEST)
-        self._exactly = Exactly(core, names)
+        self._allowed = Allowed(core, self.known, names, check_topic)
+        self._exactly = Exactly(core, names, self._allowed)
         self._at_least_once = AtLeastOnce(core)
         self._alike = Alike(core, self.known, self._at_least_once)
         self._most_qos = limits.maximum_qos
@@ -141,8 +143,9 @@ class Lane:
 
     def _take(self, client: Client, data: bytes, shut: bool, at: int) -> int:
         """Where the packets from *at* on end that were served; *shut*: only PUBACKs, which end something."""
-        end, first = len(data), -1
+        end, first, allowed = len(data), -1, self._allowed
         self._work = 0
+        allowed.begin(client)
         while at < end and data[at] != first:  # whoever stops before more of its kind has a reason
             first = data[at]
             if shut and first != PUBACK:
@@ -165,6 +168,9 @@ class Lane:
                 at = self._take_pingreqs(client, data, at)
             else:
                 break
+            if allowed.unasked and allowed.ask(client):  # that was the reason
+                self._work += ASKED
+                first = -1
         return at
 
     def _take_step(self, client: Client, data: bytes, at: int) -> int:
@@ -178,12 +184,11 @@ class Lane:
     # ---- PUBLISH
 
     def _take_qos_0(self, client: Client, data: bytes, at: int) -> int:
-        """PUBLISH of QoS 0 from *at* on; where what was served ends.
+        """PUBLISH of QoS 0 from *at* on; where what was served ends. Neighbours of one audience are a slice.
 
-        A hot path: neighbours with the same audience are one slice, each member gets all in one piece. The
-        header is read in place, also in `_take_qos_1`: `bounds` would cost 35 of 480 ns (benchmarks/lane.py).
+        A hot path. The header is read in place, as in `_take_qos_1`: 35 of 480 ns less (benchmarks/lane.py).
         """
-        five = client.version is Version.MQTT_5
+        five, allowed = client.version is Version.MQTT_5, self._allowed.topics
         known = self.known.qos_0[five]
         audience: Audience | None = None
         opened: list[Member] = []
@@ -208,13 +213,15 @@ class Lane:
                 changed = block != data[topic_end:block_end]  # it is sent in another order
             topic = data[start:topic_end]
             if topic != last_topic:
+                if allowed is not None and topic not in allowed:
+                    self._allowed.unasked = topic
+                    break
                 found = known.get(topic) or self.known.find_0(known, topic, five)
                 if found is None or found is not audience:
                     if audience is not None:
                         self._collect(audience, data, begin, at, five)
                         sent += count * audience.size
-                    received += count
-                    begin, count = at, 0
+                    received, begin, count = received + count, at, 0
                     audience = found if self._work < MOST and self._opens(found, opened) else None
                     if audience is None:
                         break
@@ -246,6 +253,7 @@ class Lane:
         """
         five, size, retaining = client.version is Version.MQTT_5, len(data), self._retaining
         known, client_id = self.known.retained[five], client.info.client_id
+        allowed = self._allowed.topics
         room = retaining.room(size - at)
         opened: list[Member] = []
         received = sent = 0
@@ -256,6 +264,9 @@ class Lane:
             if end > size or topic_end + five >= end or (five and data[topic_end]):  # empty: it is deleted
                 break
             topic = data[start:topic_end]
+            if allowed is not None and topic not in allowed:
+                self._allowed.unasked = topic
+                break
             name = retaining.name(topic[2:])
             if not name:
                 break
@@ -317,7 +328,7 @@ class Lane:
         assert session is not None
         if session.inflight.held or self._core.journal.failure:
             return at
-        five = client.version is Version.MQTT_5
+        five, allowed = client.version is Version.MQTT_5, self._allowed.topics
         known = self.known.qos_1[five]
         audience: Audience1 | None = None
         opened: list[Audience1] = []
@@ -343,6 +354,9 @@ class Lane:
                     break
             topic = data[start:topic_end]
             if topic != last_topic:
+                if allowed is not None and topic not in allowed:
+                    self._allowed.unasked = topic
+                    break
                 found = known.get(topic) or self.known.find_1(known, topic, five)
                 if found is None or found is not audience:
                     if audience is not None and audience.stored:
@@ -354,8 +368,7 @@ class Lane:
                 last_topic = topic
             elif runs and length == last_length and audience and not block and repeats(data, at, end, FEW_1):
                 self._answer_all(client, opened, identifiers)
-                begin = at
-                at = self._take_run(client, audience, data, at, end, topic_end)
+                begin, at = at, self._take_run(client, audience, data, at, end, topic_end)
                 runs = at > begin
                 audience, last_topic, last_length = None, b"", 0
                 continue

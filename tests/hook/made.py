@@ -33,7 +33,7 @@ def recorder(calls: list[str], name: str, *events: str) -> HookBase:
     def note(event: str) -> Any:
         def call(*args: Any) -> Any:
             calls.append(f"{name}.{event}")
-            return True if event == "can_read" else args[-1]
+            return True if event in ASKED_AT_ONCE else args[-1]
 
         return call
 
@@ -44,13 +44,15 @@ def boom(*args: Any) -> Any:
     raise RuntimeError("boom")
 
 
+ASKED_AT_ONCE = ("can_read", "may_publish")
 OF_THE_STORE = ("on_store_failed", "on_store_recovered")
 OF_A_MESSAGE = ("on_accepted", "on_taken_back")
 TOLD_AT_ONCE = (
     *("on_taken", "on_delivered", "on_acknowledged", "on_connack", "on_session"),
     *("on_subscribed", "on_unsubscribed", "sys_values", "still_held", "on_taken_run"),
 )
-NEVER_WAITS = ("on_publish_deliver", "can_read", "on_dropped", *OF_A_MESSAGE, *OF_THE_STORE, *TOLD_AT_ONCE)
+ONCE_PER_DELIVERY = ("on_publish_deliver", "on_dropped")
+NEVER_WAITS = (*ONCE_PER_DELIVERY, *ASKED_AT_ONCE, *OF_A_MESSAGE, *OF_THE_STORE, *TOLD_AT_ONCE)
 
 
 async def hangs(*args: Any) -> Any:

@@ -26,6 +26,7 @@ from broker.packet.packets import (
     Unsubscribe,
 )
 from tests.hook.made import (
+    ASKED_AT_ONCE,
     CONTRACT,
     NEVER_WAITS,
     OF_THE_STORE,
@@ -181,7 +182,7 @@ def test_09__a_hook_that_fails_touches_nobody_else(
             return failure()
         if event in TOLD_AT_ONCE:
             return None
-        return True if event == "can_read" else () if event == "get_retained" else args[-1]
+        return True if event in ASKED_AT_ONCE else () if event == "get_retained" else args[-1]
 
     async def scene() -> None:
         async with memory_broker(QUICK, hooks=[hook(**{event: only_for_bad})]) as broker:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from random import Random
 from typing import Any
@@ -17,6 +19,7 @@ from tests.lane.twins import FILTERS, PROPERTIES, SIZES, TOPICS, compare
 
 ORDERS = ("same", "same", "same", "reversed", "skipped", "unknown")
 CODES = (0, 0, 0, 0, 0x10, 0x80, 0x97)  # of PUBACK and PUBREC
+REFUSED = ((), (), ("a",), ("a/b", "new/1"), ("é/ü", "c", "new/0"))  # by a hook
 OTHER = ("ping", "drop", "wait", "unsubscribe", "junk", "disconnect")
 
 # ---- what happens
@@ -90,8 +93,11 @@ def events() -> st.SearchStrategy[dict[str, Any]]:
         }
     )
     other = st.fixed_dictionaries({"do": st.sampled_from(OTHER), "who": who, "number": st.integers(0, 6)})
+    changes = st.fixed_dictionaries(
+        {"do": st.just("change"), "who": who, "refused": st.sampled_from(REFUSED), "all": st.booleans()}
+    )
     often = bursts(), bursts(), bursts(), acks, acks, releases
-    return st.one_of(connects, subscribes, subscribes, *often, other)
+    return st.one_of(connects, subscribes, subscribes, *often, changes, other)
 
 
 class Chances:
@@ -159,6 +165,7 @@ class Chances:
     ),
     overlap=st.sampled_from(("merge", "per_subscription")),
     retained=st.sampled_from(({}, {"maximum_retained_messages": 2}, {"maximum_retained_bytes": 300})),
+    refused=st.sampled_from((None, None, *REFUSED)),
 )
 def test_the_same_with_and_without_it(
     happening: list[dict[str, Any]],
@@ -166,14 +173,37 @@ def test_the_same_with_and_without_it(
     limits: dict[str, Any],
     overlap: str,
     retained: dict[str, int],
+    refused: tuple[str, ...] | None,
 ) -> None:
     events = iter(happening)
-    asyncio.run(compare(lambda dead: next(events, None), hear, limits, overlap, retained))
+    asyncio.run(compare(lambda dead: next(events, None), hear, limits, overlap, retained, refused))
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("TWINS", 120))))
+LONG = range(int(os.environ.get("TWINS", 120)))
+
+
+@pytest.mark.parametrize("seed", LONG)
 def test_the_same_in_long_conversations(seed: int) -> None:
-    chances = Chances(seed)
+    talk_at_length(Chances(seed), None)
+
+
+class Changes(Chances):
+    """The same, and now and then other rules."""
+
+    def event(self, dead: list[int]) -> dict[str, Any]:
+        if not self.one_in(12):
+            return super().event(dead)
+        refused, who = self.random.choice(REFUSED), self.random.randrange(4)
+        return {"do": "change", "who": who, "refused": refused, "all": self.one_in(3)}
+
+
+@pytest.mark.parametrize("seed", LONG[::3])
+def test_the_same_where_a_hook_says_who_may_publish(seed: int) -> None:
+    chances = Changes(seed)
+    talk_at_length(chances, chances.random.choice(REFUSED))
+
+
+def talk_at_length(chances: Chances, refused: tuple[str, ...] | None) -> None:
     choice, left = chances.random.choice, count(-60)
     limits = {
         "outbound_receive_maximum": choice((5, 10_000, 10_000)),
@@ -185,6 +215,9 @@ def test_the_same_in_long_conversations(seed: int) -> None:
     retained = choice(({}, {}, {"maximum_retained_messages": 2}, {"maximum_retained_bytes": 300}))
     hear = [choice((0, 1, 2, *(2,) * 6 * chances.exactly)) for _ in range(choice((0, 1, 2, 3)))]
     overlap = choice(("merge", "merge", "per_subscription"))
-    asyncio.run(
-        compare(lambda dead: chances.event(dead) if next(left) else None, hear, limits, overlap, retained)
-    )
+    happening = partial(next_event, chances, left)
+    asyncio.run(compare(happening, hear, limits, overlap, retained, refused))
+
+
+def next_event(chances: Chances, left: Iterator[int], dead: list[int]) -> dict[str, Any] | None:
+    return chances.event(dead) if next(left) else None

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from broker import Broker, Capacity, Config, Limits, Protocol
+from broker import Broker, Capacity, ClientInfo, Config, HookBase, Limits, Protocol, QuotaExceeded
 from broker.client import no_lane
 from broker.packet import packets as mqtt
 from broker.packet.codec import encode
@@ -82,20 +82,39 @@ class One:
         return seen
 
 
+class Rules(HookBase):
+    """Everybody may publish but to what is *refused*; one of one letter with Quota exceeded."""
+
+    def __init__(self, refused: tuple[str, ...]) -> None:
+        self.refused = refused
+
+    def may_publish(self, client: ClientInfo, topic_name: str) -> bool:
+        if topic_name in self.refused and len(topic_name) == 1:
+            raise QuotaExceeded(topic_name)
+        return topic_name not in self.refused
+
+
 class Side:
     """One broker and its clients, by number."""
 
     def __init__(
-        self, fast_lane: bool, limits: dict[str, Any], overlap: str, capacity: dict[str, int]
+        self,
+        fast_lane: bool,
+        limits: dict[str, Any],
+        overlap: str,
+        capacity: dict[str, int],
+        refused: tuple[str, ...] | None = None,
     ) -> None:
         self.clock = Clock()
+        self.rules = Rules(refused or ())
         self.drops: Counter[tuple[str, str]] = Counter()
         config = Config(
             capacity=Capacity(sweep_interval=0, fast_lane=fast_lane, sys_interval=0, **capacity),  # type: ignore[arg-type]
             limits=Limits(**limits),
             protocol=Protocol(takeover="any", overlap=overlap),  # type: ignore[arg-type]
         )
-        self.broker = memory_broker(config, clock=self.clock)
+        hooks = [] if refused is None else [self.rules]
+        self.broker = memory_broker(config, clock=self.clock, hooks=hooks)
         assert (self.broker._connections._terms.lane is not no_lane) is fast_lane
         self.clients: dict[int, One] = {}
         self.cut_off = False  # somebody was
@@ -291,6 +310,12 @@ class Conversation:
         for side in self.sides:
             side.clients[number].connection.abort()
 
+    def change(self, number: int, event: dict[str, Any]) -> None:
+        """Other rules: for all, or for one client and those who come."""
+        for side in self.sides:
+            side.rules.refused = event["refused"]
+            side.broker.ask_again(None if event["all"] else f"c{number}")
+
     def junk(self, number: int, event: dict[str, Any]) -> None:
         self.both(number, JUNK[event["number"]])
 
@@ -304,9 +329,14 @@ async def compare(
     limits: dict[str, Any],
     overlap: str,
     retained: dict[str, int],
+    refused: tuple[str, ...] | None = None,
 ) -> None:
-    """*happening* gives the next event, None at the end; it is told which clients are not there."""
-    sides = Side(True, limits, overlap, retained), Side(False, limits, overlap, retained)
+    """*happening* gives the next event, None at the end; it is told which clients are not there.
+
+    With *refused*, topics, a hook is asked who may publish where.
+    """
+    fast, slow = (Side(fast_lane, limits, overlap, retained, refused) for fast_lane in (True, False))
+    sides = fast, slow
     async with sides[0].broker, sides[1].broker:
         talk = Conversation(sides)
         for number in range(3):  # some are there, and hear everything with the QoS of *hear*
@@ -317,8 +347,8 @@ async def compare(
                              "identifier": 0, "as_published": False, "handling": 0})  # fmt: skip
         while (event := happening(talk.dead())) is not None:
             await talk.step(event)
-            fast, readable = (side.image() for side in sides)
-            assert fast == readable, event
+            found, wanted = (side.image() for side in sides)
+            assert found == wanted, event
         for side in sides:
             for one in side.clients.values():
                 one.connection.abort()
