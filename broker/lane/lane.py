@@ -236,8 +236,7 @@ class Lane:
                 other = data[begin:topic_end] + block + data[block_end:end]
                 self._collect(audience, other, 0, len(other), five)
                 begin = end
-            last_length = length
-            count += 1
+            last_length, count = length, count + 1
             at = end
         if audience is not None:
             self._collect(audience, data, begin, at, five)

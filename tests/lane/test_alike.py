@@ -19,6 +19,7 @@ from tests.wire import turns
 
 V3, V5 = Version.MQTT_3_1_1, Version.MQTT_5
 TOPICS = ("a", "c", "é/ü")
+REFUSED = ((), ("a",), ("é/ü", "c"), TOPICS)  # by a hook
 
 
 @st.composite
@@ -45,23 +46,31 @@ def reads(draw: st.DrawFn) -> list[dict[str, Any]]:
             events.append({"do": "acknowledge", "who": 2, "count": 1000, "order": "same"})
         if draw(st.integers(0, 5)) == 0:
             events.append({"do": draw(st.sampled_from(("drop", "wait"))), "who": 2})
+        if draw(st.integers(0, 3)) == 0:  # what the one publisher may is not what the other may, perhaps
+            change = {"do": "change", "who": draw(st.integers(0, 1)), "all": draw(st.booleans())}
+            events.append(change | {"refused": draw(st.sampled_from(REFUSED))})
     return events
 
 
 @settings(max_examples=200, deadline=None)
 @given(
     reads(), st.lists(st.integers(0, 2), min_size=3, max_size=3), st.sampled_from((1, 5, 65535)),
-    st.booleans(), st.booleans(),
+    st.booleans(), st.booleans(), st.sampled_from((None, *REFUSED)),
 )  # fmt: skip
 @run_async
 async def test_with_the_lane_and_without(
-    events: list[dict[str, Any]], hear: list[int], window: int, clean: bool, five: bool
+    events: list[dict[str, Any]],
+    hear: list[int],
+    window: int,
+    clean: bool,
+    five: bool,
+    refused: tuple[str, ...] | None,
 ) -> None:
     """The third client, which hears all, has little room perhaps, and goes perhaps."""
     third = {"do": "connect", "who": 2, "version": V5 if five else V3, "clean": clean, "window": window}
     hears = {"do": "subscribe", "who": 2, "filter": "#", "qos": hear[2], "no_local": False, "identifier": 0}
     conversation = iter([third, hears, *events])
-    await compare(lambda _: next(conversation, None), hear[:2], {}, "merge", {})
+    await compare(lambda _: next(conversation, None), hear[:2], {}, "merge", {}, refused)
 
 
 def packets(qos: int, count: int, version: Version, topic: str = "t") -> bytes:
