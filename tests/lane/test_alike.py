@@ -48,7 +48,8 @@ def reads(draw: st.DrawFn) -> list[dict[str, Any]]:
             events.append({"do": draw(st.sampled_from(("drop", "wait"))), "who": 2})
         if draw(st.integers(0, 3)) == 0:  # what the one publisher may is not what the other may, perhaps
             change = {"do": "change", "who": draw(st.integers(0, 1)), "all": draw(st.booleans())}
-            events.append(change | {"refused": draw(st.sampled_from(REFUSED))})
+            again = burst | {"cuts": (), "first": first, "messages": [alike]}
+            events += [change | {"refused": draw(st.sampled_from(REFUSED))}, again]
     return events
 
 
