@@ -74,7 +74,7 @@ class Lane:
         self._most_qos = limits.maximum_qos
         self._watched = hooks.inspects_publish
         self._holds = hooks.holds  # an acknowledgement may have to wait: QoS 0 alone
-        self._told = hooks.on_taken_run if hooks.hears_runs else None
+        self._tells = hooks.hears_runs
         self._alike_for = self._kinds_of_alike()
         # What would have to look at every message that is sent.
         watched = hooks.inspects_delivery or hooks.follows_messages
@@ -82,7 +82,7 @@ class Lane:
 
     def _kinds_of_alike(self) -> tuple[int, ...]:
         """First bytes of the packets for Alike."""
-        if self._watched or self._told is not None:
+        if self._watched:
             return ()
         return (PUBLISH_0, PUBLISH_1) if self._most_qos and not self._holds else (PUBLISH_0,)
 
@@ -91,16 +91,19 @@ class Lane:
 
         The beginning of a packet that is not whole yet is left with the reader.
         """
-        core, budget, reader = self._core, self._budget, client.reader
+        budget, reader, tells = self._budget, client.reader, self._tells
         if client.session is None or client.phase is not CONNECTED or client.ending is not None:
             return data
         shut, at = False, 0
         if client.waiting is not IDLE or budget.used >= budget.low_from:
             shut = client.blocked or budget.low or client.swamped
+        before = self._core.stats.publish_received if tells else 0
         if reader is None and not shut and data[0] in self._alike_for:
             at = self._alike.take(client, data)
             if at == len(data):
                 client.heard()
+                if tells:
+                    self._tell(client, data, before)
                 return b""
         held = 0 if reader is None else reader.partial
         if shut and data[0] != PUBACK and not held:
@@ -112,7 +115,6 @@ class Lane:
         if not at and client.aliases is not None and client.aliases.names:
             data = self._without_aliases(client.aliases.names, data)
         self.known.begin()
-        before = core.stats.publish_received
         try:
             at = self._take(client, data, shut, at)
         except BaseException:
@@ -120,9 +122,8 @@ class Lane:
             raise
         end = len(data)
         took = at > 0
-        if self._told is not None and (count := core.stats.publish_received - before):
-            client.info.publish_received += count
-            self._told(client.info, data[:at], count)
+        if tells:
+            self._tell(client, data[:at], before)
         if at < end and is_begun(data, at):
             client.own_reader().hold(data[at:])
             at = end
@@ -133,6 +134,13 @@ class Lane:
         if at == end:
             return b""
         return data[at:] if at else data
+
+    def _tell(self, client: Client, packets: bytes, before: int) -> None:
+        """Hooks hear of *packets*; *before* them so many PUBLISH had been received."""
+        count = self._core.stats.publish_received - before
+        if count:
+            client.info.publish_received += count
+            self._core.hooks.on_taken_run(client.info, packets, count)
 
     def _without_aliases(self, names: dict[int, str], data: bytes) -> bytes:
         """*data* with Topic Names in place of the Topic Aliases that it begins with, if it does."""

@@ -376,4 +376,11 @@ async def test_who_is_told_of_runs_hears_of_what_was_allowed() -> None:
             peer.send_raw(publishes("t", "u", "no", "t", "v", "no", qos=qos) + publishes("t", "t"))
             await turns(20)
             assert told == topics(wire) == ["t", "u", "t", "v", "t", "t"]
+            for names in ("t", "ttttt", "ttttttu", "tttttn", "u" * 300):  # of one kind, and not to the end
+                told.clear()
+                before = broker.clients["p"].info.publish_received
+                peer.send_raw(publishes(*names, qos=qos))
+                await turns(20)
+                assert told == topics(wire) == list(names)
+                assert broker.clients["p"].info.publish_received == before + len(names)
             told.clear()
