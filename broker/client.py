@@ -11,7 +11,7 @@ from functools import partial
 from math import ceil, inf
 from struct import Struct
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 
 from broker.config import Protocol
 from broker.errors import ImplementationSpecificError, MqttError, PacketTooLarge, QuotaExceeded, StreamEnded
@@ -31,9 +31,9 @@ from broker.transport.base import Connection
 
 log = logging.getLogger("broker.client")
 
-ACK = Struct(">BBH")  # PUBACK, PUBREC, PUBREL and PUBCOMP with Reason Code 0x00, in every version
-GOODBYE = b"\xe0\0"  # DISCONNECT with nothing in it
-LARGE = 64 * 1024  # bytes of an unfinished packet that are too many when memory is short
+ACK: Final = Struct(">BBH")  # PUBACK, PUBREC, PUBREL and PUBCOMP with Reason Code 0x00, in every version
+GOODBYE: Final = b"\xe0\0"  # DISCONNECT with nothing in it
+LARGE: Final = 64 * 1024  # bytes of an unfinished packet that are too many when memory is short
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from broker.config import Limits
 from broker.errors import MqttError
@@ -17,17 +17,18 @@ from broker.store.budget import ByteBudget
 from broker.store.journal import Journal
 from broker.transport.base import Connection, Octets
 
-BURST = 256 * 1024  # bytes that may collect within one turn of the loop before they are written
-UNREAD_ACKS = 64 * 1024  # bytes of control packets for a socket that takes none: too many
-FEW_ACKS = 1024  # the same when memory is short
-GATED = 4096  # acknowledgements that wait for a commit: enough not to read any more
-PUBLISH, QOS_1 = 0x30, 0x32  # first byte, without the other flags
-ACKNOWLEDGEMENTS = (0x40, 0x50)  # first bytes of PUBACK and PUBREC
-FEED = 64  # cost of the retained messages that one turn of the loop sends, one each, to all that are fed
-NO_PACKETS: list[Octets] = []  # of all that have none: most, most of the time; nothing may be put into it
+BURST: Final = 256 * 1024  # bytes that may collect within one turn of the loop before they are written
+UNREAD_ACKS: Final = 64 * 1024  # bytes of control packets for a socket that takes none: too many
+FEW_ACKS: Final = 1024  # the same when memory is short
+GATED: Final = 4096  # acknowledgements that wait for a commit: enough not to read any more
+PUBLISH: Final = 0x30  # first byte, without the other flags
+QOS_1: Final = 0x32
+ACKNOWLEDGEMENTS: Final = (0x40, 0x50)  # first bytes of PUBACK and PUBREC
+FEED: Final = 64  # cost of the retained messages that a turn of the loop sends, one each, to all that are fed
+NO_PACKETS: Final[list[Octets]] = []  # of all that have none, as most do; nothing may be put into it
 # What waits in the gate: batch, packet, what is told of a refusal, how many packets; 0: it is no run.
 Gated = tuple[int, bytes, Any, int]
-LEAST_FEED = 4  # the same for one client, however many are fed
+LEAST_FEED: Final = 4  # the same for one client, however many are fed
 
 
 class Held(NamedTuple):

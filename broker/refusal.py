@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Final
 
 from broker.config import Protocol
 from broker.errors import (
@@ -20,7 +20,7 @@ from broker.packet.properties import Place, property_block
 log = logging.getLogger("broker.hook")
 
 # Return Codes of CONNACK in 3.x [MQTT3 3.2.2.3]; a Reason Code that is not here closes without one.
-RETURN_CODES = {
+RETURN_CODES: Final = {
     ReasonCode.UNSUPPORTED_PROTOCOL_VERSION: 1,
     ReasonCode.CLIENT_IDENTIFIER_NOT_VALID: 2,
     ReasonCode.SERVER_UNAVAILABLE: 3,
@@ -34,12 +34,12 @@ RETURN_CODES = {
 }
 
 # What each packet may say [MQTT5 3.2.2.2, 3.14.2.1]; any other code becomes Unspecified error.
-CONNACK_CODES = frozenset({*range(0x80, 0x8B), 0x8C, 0x90, 0x95, 0x97, *range(0x99, 0x9E), 0x9F})
-DISCONNECT_CODES = frozenset(
+CONNACK_CODES: Final = frozenset({*range(0x80, 0x8B), 0x8C, 0x90, 0x95, 0x97, *range(0x99, 0x9E), 0x9F})
+DISCONNECT_CODES: Final = frozenset(
     {0x00, 0x80, 0x81, 0x82, 0x83, 0x87, 0x89, 0x8B, 0x8D, 0x8E, 0x8F, 0x90, *range(0x93, 0xA3)}
 )
-CREDENTIALS = frozenset({ReasonCode.BAD_USER_NAME_OR_PASSWORD, ReasonCode.NOT_AUTHORIZED})
-WITH_REFERENCE = frozenset({ReasonCode.USE_ANOTHER_SERVER, ReasonCode.SERVER_MOVED})
+CREDENTIALS: Final = frozenset({ReasonCode.BAD_USER_NAME_OR_PASSWORD, ReasonCode.NOT_AUTHORIZED})
+WITH_REFERENCE: Final = frozenset({ReasonCode.USE_ANOTHER_SERVER, ReasonCode.SERVER_MOVED})
 
 
 def explain(error: MqttError, protocol: Protocol) -> dict[str, Any]:

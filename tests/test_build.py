@@ -5,9 +5,11 @@ tests/compile.sh makes the compiled one.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.machinery
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -49,3 +51,21 @@ def test_another_process_has_the_same_build(tmp_path: Path) -> None:
     for folder in (ROOT, tmp_path):
         said = subprocess.check_output(command, cwd=folder, env=environment, text=True, timeout=30)
         assert said.strip().endswith(EXTENSIONS) is COMPILED
+
+
+REPLACED = {"CACHED_SUBSCRIPTIONS", "KNOWN", "SHARE", "_FIRST_BYTES", "_HEADS"}  # by tests
+
+
+@pytest.mark.parametrize("path", sorted(LISTED), ids=name_of)
+def test_constants_of_compiled_modules_are_final(path: Path) -> None:
+    """Else each use is a look into a dictionary."""
+    plain = [
+        target.id
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Assign) or (isinstance(node, ast.AnnAssign) and node.value)
+        if not (isinstance(node, ast.AnnAssign) and "Final" in ast.unparse(node.annotation))
+        for targets in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        for target in ast.walk(targets)
+        if isinstance(target, ast.Name) and re.fullmatch(r"_?[A-Z][A-Z0-9_]+", target.id)
+    ]
+    assert set(plain) <= REPLACED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from typing import Final
 
 from broker.client import Client
 from broker.core import Core
@@ -13,7 +14,8 @@ from broker.packet.packets import Puback, Pubcomp, Pubrec, Pubrel
 from broker.session.inflight import State
 from broker.session.session import Session
 
-PUBREL, PUBCOMP = 0x62, 0x70  # first bytes
+PUBREL: Final = 0x62  # first bytes
+PUBCOMP: Final = 0x70
 
 
 def handle_puback(core: Core, client: Client, packet: Puback) -> None:

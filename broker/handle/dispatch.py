@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 from broker.client import Client, Phase
 from broker.core import Core
@@ -31,7 +31,7 @@ from broker.packet.packets import (
 )
 
 Handler = Callable[[Core, Client, Any], Awaitable[None] | None]
-CONNECTED = Phase.CONNECTED
+CONNECTED: Final = Phase.CONNECTED
 
 
 def handle_pingreq(core: Core, client: Client, packet: Pingreq) -> None:
@@ -39,7 +39,7 @@ def handle_pingreq(core: Core, client: Client, packet: Pingreq) -> None:
     client.send(Pingresp())
 
 
-HANDLERS: dict[type, Handler] = {
+HANDLERS: Final[dict[type, Handler]] = {
     Publish: handle_publish,
     Puback: handle_puback,
     Pubrec: handle_pubrec,
@@ -54,7 +54,7 @@ HANDLERS: dict[type, Handler] = {
 }
 
 # Before CONNACK 0x00 only these; after it everything above [MQTT-3.1.0-1, MQTT-3.1.2-30].
-EARLY = {Phase.NEW: (Connect,), Phase.AUTHENTICATING: (Auth, Disconnect)}
+EARLY: Final = {Phase.NEW: (Connect,), Phase.AUTHENTICATING: (Auth, Disconnect)}
 
 
 def dispatcher(core: Core) -> Callable[[Client, Packet], Awaitable[None] | None]:

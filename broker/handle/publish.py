@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import Any
+from typing import Any, Final
 
 from broker.client import Client
 from broker.core import Core
@@ -32,11 +32,12 @@ from broker.packet.properties import copied
 from broker.session.session import Session
 from broker.topic.name import levels
 
-PUBACK, PUBREC = 0x40, 0x50  # first bytes
+PUBACK: Final = 0x40  # first bytes
+PUBREC: Final = 0x50
 # What PUBACK and PUBREC may say besides success [MQTT5 3.4.2.1, 3.5.2.1].
-REFUSALS = frozenset({0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99})
+REFUSALS: Final = frozenset({0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99})
 # Another try may succeed: a 3.x connection is closed and the client comes back [MQTT-4.8.0-2].
-TRANSIENT = (ReasonCode.QUOTA_EXCEEDED, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)
+TRANSIENT: Final = (ReasonCode.QUOTA_EXCEEDED, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR)
 
 
 def handle_publish(core: Core, client: Client, packet: Publish) -> Awaitable[None] | None:

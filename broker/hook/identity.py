@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
 from broker.hook.base import ClientInfo
 from broker.packet.enums import Version
@@ -42,7 +42,7 @@ class Extra:
         self.receiving: set[int] | None = None  # QoS 2 identifiers of this connection, PUBLISH to PUBCOMP
 
 
-NOTHING = Extra()
+NOTHING: Final = Extra()
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Asked:
     bridge: bool
 
 
-ASKED = 4096  # different ones that are shared
+ASKED: Final = 4096  # different ones that are shared
 _asked: dict[tuple[Any, ...], Asked] = {}
 
 
@@ -75,8 +75,8 @@ def asked(
     return found
 
 
-SHORTEST_CONNACK = 5  # bytes: all that is safe to send while CONNECT was not understood
-UNASKED = asked(maximum_packet_size=SHORTEST_CONNACK)  # there was no CONNECT yet
+SHORTEST_CONNACK: Final = 5  # bytes: all that is safe to send while CONNECT was not understood
+UNASKED: Final = asked(maximum_packet_size=SHORTEST_CONNACK)  # there was no CONNECT yet
 
 
 class Waiting:
@@ -114,7 +114,7 @@ class Waiting:
         return not (waits or counted)
 
 
-IDLE = Waiting()  # of all for whom nothing waits; nobody changes it
+IDLE: Final = Waiting()  # of all for whom nothing waits; nobody changes it
 
 
 class Identified:

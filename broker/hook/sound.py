@@ -10,7 +10,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from math import isfinite
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from broker.errors import ImplementationSpecificError, MqttError, NotAuthorized
 from broker.hook.base import AuthStep, ClientInfo, Hold
@@ -23,9 +23,9 @@ log = logging.getLogger("broker.hook")
 T = TypeVar("T")
 Future = asyncio.Future[None]
 
-MOST = 16_384  # Topic Names that are remembered, of all connections together; then all are asked about anew
-LONGEST = 256  # bytes of such a name
-NONE: set[bytes] = set()  # nobody changes it
+MOST: Final = 16_384  # Topic Names that are remembered, of all connections together; then all is asked anew
+LONGEST: Final = 256  # bytes of such a name
+NONE: Final[set[bytes]] = set()  # nobody changes it
 
 
 class Method(NamedTuple):

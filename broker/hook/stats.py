@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Final
 
-SYS = "$SYS/broker/"
+SYS: Final = "$SYS/broker/"
 
 
 class Stats:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from broker.client import Client
 from broker.core import Core
 from broker.hook.identity import IDLE
@@ -11,8 +13,8 @@ from broker.lane.runs import Run, count_equal, part
 from broker.packet.enums import Version
 from broker.packet.message import rewrite
 
-MQTT_5 = Version.MQTT_5
-PUBACK = 0x40  # first byte
+MQTT_5: Final = Version.MQTT_5
+PUBACK: Final = 0x40  # first byte
 
 
 class Alike:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from broker.client import Client
 from broker.hook.identity import IDLE
@@ -12,7 +12,7 @@ from broker.packet.enums import Version
 from broker.session.session import Session
 from broker.topic.subscription import Subscription
 
-TOGETHER = 200_000  # QoS 1 packets that are numbered at a time, one for each member: six milliseconds about
+TOGETHER: Final = 200_000  # QoS 1 packets that are numbered at a time, one for each member: about 6 ms
 
 
 class Member:

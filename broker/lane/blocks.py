@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from broker.config import Config
 from broker.errors import MqttError
 from broker.packet.dialect import MQTT_5, dialect_of
 from broker.packet.wire import TopicNames
 
-SHORTEST = 128  # bytes: the first length of a block that takes two bytes
-MAXIMUM = 4096  # blocks that are remembered
+SHORTEST: Final = 128  # bytes: the first length of a block that takes two bytes
+MAXIMUM: Final = 4096  # blocks that are remembered
 
 
 class Blocks(dict[bytes, bytes]):

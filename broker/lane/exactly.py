@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from broker.client import Client, Phase
 from broker.core import Core
 from broker.errors import MqttError
@@ -12,14 +14,18 @@ from broker.packet.packets import NO_PROPERTIES
 from broker.packet.wire import TopicNames
 from broker.session.inflight import State
 
-PUBLISH_2, PUBACK, PUBREC, PUBREL, PUBCOMP = 0x34, 0x40, 0x50, 0x62, 0x70  # first bytes
+PUBLISH_2: Final = 0x34  # first bytes
+PUBACK: Final = 0x40
+PUBREC: Final = 0x50
+PUBREL: Final = 0x62
+PUBCOMP: Final = 0x70
 # What waits for such a packet.
-WAITS = {
+WAITS: Final = {
     PUBACK: (State.WAIT_PUBACK, PacketType.PUBACK),
     PUBREC: (State.WAIT_PUBREC, PacketType.PUBREC),
     PUBCOMP: (State.WAIT_PUBCOMP, PacketType.PUBCOMP),
 }
-STEP = 20  # what a packet costs, and each who gets its message, in slices that are handed out
+STEP: Final = 20  # what a packet costs, and each who gets its message, in slices that are handed out
 
 
 class Exactly:

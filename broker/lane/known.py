@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from broker.client import Client
 from broker.core import Core
@@ -14,8 +14,8 @@ from broker.packet.wire import Seen, TopicNames
 from broker.session.session import Session
 
 KNOWN = 16_384  # Topic Names whose audience is remembered, for each version and QoS
-LONGEST = 256  # bytes of such a name
-SEARCH = 0.002  # seconds for Topic Names that were not matched before, for one read
+LONGEST: Final = 256  # bytes of such a name
+SEARCH: Final = 0.002  # seconds for Topic Names that were not matched before, for one read
 
 A = TypeVar("A")
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from broker.client import Client, Phase
 from broker.core import Core
@@ -44,13 +44,17 @@ from broker.packet.enums import Version
 from broker.packet.message import bounds, rewrite
 from broker.packet.wire import TopicNames
 
-CONNECTED = Phase.CONNECTED
-PUBLISH_0, PUBLISH_1, PUBACK, PINGREQ = 0x30, 0x32, 0x40, 0xC0  # first bytes
-STEPS = (PUBLISH_2, PUBREC, PUBREL, PUBCOMP)
-PINGREQS, PINGRESP = re.compile(rb"(?:\xc0\0)+"), b"\xd0\0"
-MOST = 20_000  # slices handed out for one read, two milliseconds about: then others have a turn
-EACH = 10  # QoS 1 packets that are numbered for one member cost about as much as a slice
-ASKED = 50  # and so do hooks that are asked about a topic
+CONNECTED: Final = Phase.CONNECTED
+PUBLISH_0: Final = 0x30  # first bytes
+PUBLISH_1: Final = 0x32
+PUBACK: Final = 0x40
+PINGREQ: Final = 0xC0
+STEPS: Final = (PUBLISH_2, PUBREC, PUBREL, PUBCOMP)
+PINGREQS: Final = re.compile(rb"(?:\xc0\0)+")
+PINGRESP: Final = b"\xd0\0"
+MOST: Final = 20_000  # slices handed out for one read, two milliseconds about: then others have a turn
+EACH: Final = 10  # QoS 1 packets that are numbered for one member cost about as much as a slice
+ASKED: Final = 50  # and so do hooks that are asked about a topic
 
 
 class Lane:

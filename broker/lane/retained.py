@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from broker.core import Core
 from broker.packet.message import Plain
 from broker.packet.wire import varint_bytes
 
-PUBLISH_RETAINED = 0x31  # first byte of QoS 0 with RETAIN
-STORED = 10  # one that is stored costs about as much as so many slices that are handed out
+PUBLISH_RETAINED: Final = 0x31  # first byte of QoS 0 with RETAIN
+STORED: Final = 10  # one that is stored costs about as much as so many slices that are handed out
 
 
 class Retaining:

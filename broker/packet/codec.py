@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from broker.errors import MalformedPacket, ProtocolError
 from broker.packet.connect import decode_connack, decode_connect, encode_connack, encode_connect
@@ -64,18 +64,18 @@ from broker.packet.wire import (
 )
 
 # The Reason Codes each packet may carry in 5.0.
-_PUBLISH_CODES = frozenset({0x00, 0x10, 0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99})
-_RELEASE_CODES = frozenset({0x00, 0x92})
-_SUBACK_CODES = frozenset({0x00, 0x01, 0x02, 0x80, 0x83, 0x87, 0x8F, 0x91, 0x97, 0x9E, 0xA1, 0xA2})
-_UNSUBACK_CODES = frozenset({0x00, 0x11, 0x80, 0x83, 0x87, 0x8F, 0x91})
-_AUTH_CODES = frozenset({0x00, 0x18, 0x19})
-_LEAVE_CODES = frozenset({0x00, 0x80, 0x81, 0x82, 0x83, 0x90, *range(0x93, 0x9A)})  # from either side
-_CLIENT_LEAVE_CODES = _LEAVE_CODES | {0x04}
-_SERVER_LEAVE_CODES = _LEAVE_CODES | {0x87, 0x89, 0x8B, 0x8D, 0x8E, 0x8F, *range(0x9A, 0xA3)}
-_SUBACK_CODES_3 = frozenset({0x00, 0x01, 0x02, 0x80})
+_PUBLISH_CODES: Final = frozenset({0x00, 0x10, 0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99})
+_RELEASE_CODES: Final = frozenset({0x00, 0x92})
+_SUBACK_CODES: Final = frozenset({0x00, 0x01, 0x02, 0x80, 0x83, 0x87, 0x8F, 0x91, 0x97, 0x9E, 0xA1, 0xA2})
+_UNSUBACK_CODES: Final = frozenset({0x00, 0x11, 0x80, 0x83, 0x87, 0x8F, 0x91})
+_AUTH_CODES: Final = frozenset({0x00, 0x18, 0x19})
+_LEAVE_CODES: Final = frozenset({0x00, 0x80, 0x81, 0x82, 0x83, 0x90, *range(0x93, 0x9A)})  # from either side
+_CLIENT_LEAVE_CODES: Final = _LEAVE_CODES | {0x04}
+_SERVER_LEAVE_CODES: Final = _LEAVE_CODES | {0x87, 0x89, 0x8B, 0x8D, 0x8E, 0x8F, *range(0x9A, 0xA3)}
+_SUBACK_CODES_3: Final = frozenset({0x00, 0x01, 0x02, 0x80})
 
 # What `fit` leaves out, in this order, for a client with a small Maximum Packet Size.
-_DROPPABLE = ("reason_string", "user_property", "response_information", "server_reference")
+_DROPPABLE: Final = ("reason_string", "user_property", "response_information", "server_reference")
 
 
 # ---- PUBLISH ---------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ class Codec(NamedTuple):
     encode: Callable[[Any, Version], bytes]
 
 
-CODECS = {
+CODECS: Final = {
     PacketType.CONNECT: Codec(Connect, 0, decode_connect, encode_connect),
     PacketType.CONNACK: Codec(Connack, 0, decode_connack, encode_connack),
     PacketType.PUBLISH: Codec(Publish, None, decode_publish, encode_publish),
@@ -413,14 +413,14 @@ CODECS = {
     PacketType.DISCONNECT: Codec(Disconnect, 0, decode_disconnect, encode_disconnect),
     PacketType.AUTH: Codec(Auth, 0, decode_auth, encode_auth),
 }
-_ENCODE: dict[type[Any], Callable[[Any, Version], bytes]] = {
+_ENCODE: Final[dict[type[Any], Callable[[Any, Version], bytes]]] = {
     codec.packet: codec.encode for codec in CODECS.values()
 }
-_ONLY_CLIENTS = {PacketType.CONNECT, PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE, PacketType.PINGREQ}
-_ONLY_SERVERS = {PacketType.CONNACK, PacketType.SUBACK, PacketType.UNSUBACK, PacketType.PINGRESP}
+_ONLY_CLIENTS: Final = {PacketType.CONNECT, PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE, PacketType.PINGREQ}
+_ONLY_SERVERS: Final = {PacketType.CONNACK, PacketType.SUBACK, PacketType.UNSUBACK, PacketType.PINGRESP}
 # MQTT 3.1 had a DUP flag on these too.
-_DUP_IN_3_1 = {PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE, PacketType.PUBREL}
-_TOPIC_NAMES = {strict: TopicNames(strict) for strict in (True, False)}
+_DUP_IN_3_1: Final = {PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE, PacketType.PUBREL}
+_TOPIC_NAMES: Final = {strict: TopicNames(strict) for strict in (True, False)}
 
 
 def decode(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from broker.errors import (
     MalformedPacket,
     ProtocolError,
@@ -38,16 +40,18 @@ from broker.packet.wire import (
 )
 
 # Protocol Name and Level on the wire -> version; bit 0x80 is set by bridges [MQTT5 3.1.2.1].
-_LEVELS = {
+_LEVELS: Final = {
     (b"MQIsdp", 3): Version.MQTT_3_1,
     (b"MQTT", 4): Version.MQTT_3_1_1,
     (b"MQTT", 5): Version.MQTT_5,
 }
-_NAMES = {version: (name, level) for (name, level), version in _LEVELS.items()}
-_BRIDGE = 0x80
+_NAMES: Final = {version: (name, level) for (name, level), version in _LEVELS.items()}
+_BRIDGE: Final = 0x80
 
-_CONNACK_CODES = frozenset({0x00, *range(0x80, 0x8B), 0x8C, 0x90, 0x95, 0x97, *range(0x99, 0x9E), 0x9F})
-_RETURN_CODES = range(6)  # of 3.x
+_CONNACK_CODES: Final = frozenset(
+    {0x00, *range(0x80, 0x8B), 0x8C, 0x90, 0x95, 0x97, *range(0x99, 0x9E), 0x9F}
+)
+_RETURN_CODES: Final = range(6)  # of 3.x
 
 
 def read_protocol(body: bytes) -> tuple[Version, bool, int]:

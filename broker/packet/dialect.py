@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from typing import Final
 
 from broker.errors import MalformedPacket, ProtocolError
 from broker.packet.enums import Version
@@ -10,8 +11,9 @@ from broker.packet.packets import NO_PROPERTIES, Properties
 from broker.packet.properties import Place, PropertyBlocks, read_properties, write_properties
 from broker.packet.wire import TopicNames, read_uint16, varint_bytes, write_uint16
 
-MQTT_3_1, MQTT_5 = Version.MQTT_3_1, Version.MQTT_5
-_BLOCKS = {strict: PropertyBlocks(strict) for strict in (True, False)}
+MQTT_3_1: Final = Version.MQTT_3_1
+MQTT_5: Final = Version.MQTT_5
+_BLOCKS: Final = {strict: PropertyBlocks(strict) for strict in (True, False)}
 
 
 class Dialect:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from broker.packet.enums import Version
 
@@ -40,7 +40,7 @@ class _NoProperties(dict[str, Any]):
         raise TypeError("NO_PROPERTIES stays empty")
 
 
-NO_PROPERTIES: Properties = _NoProperties()
+NO_PROPERTIES: Final[Properties] = _NoProperties()
 
 
 @dataclass(slots=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from broker.errors import MalformedPacket, MqttError, ProtocolError, TopicAliasInvalid
 from broker.packet.packets import NO_PROPERTIES, Properties, PropertyBlock
@@ -42,10 +42,15 @@ class Place(IntEnum):
     AUTH = 15
 
 
-WILL, CONNECT, CONNACK, PUBLISH = Place.WILL, Place.CONNECT, Place.CONNACK, Place.PUBLISH
-SUBSCRIBE, DISCONNECT, AUTH = Place.SUBSCRIBE, Place.DISCONNECT, Place.AUTH
-EVERYWHERE = frozenset(Place)
-ANSWERS = EVERYWHERE - {WILL, CONNECT, PUBLISH, SUBSCRIBE, Place.UNSUBSCRIBE}
+WILL: Final = Place.WILL
+CONNECT: Final = Place.CONNECT
+CONNACK: Final = Place.CONNACK
+PUBLISH: Final = Place.PUBLISH
+SUBSCRIBE: Final = Place.SUBSCRIBE
+DISCONNECT: Final = Place.DISCONNECT
+AUTH: Final = Place.AUTH
+EVERYWHERE: Final = frozenset(Place)
+ANSWERS: Final = EVERYWHERE - {WILL, CONNECT, PUBLISH, SUBSCRIBE, Place.UNSUBSCRIBE}
 
 
 def on(*places: Place) -> frozenset[Place]:
@@ -84,7 +89,7 @@ class Property(NamedTuple):
     breach: Breach = ProtocolError
 
 
-PROPERTIES = (
+PROPERTIES: Final = (
     Property(0x01, "payload_format_indicator", UINT8, on(PUBLISH, WILL), flag),
     Property(0x02, "message_expiry_interval", UINT32, on(PUBLISH, WILL)),  # seconds
     Property(0x03, "content_type", STRING, on(PUBLISH, WILL)),
@@ -115,18 +120,20 @@ PROPERTIES = (
 )
 
 # Publisher and subscriber each have their own of these; they never travel [MQTT5 3.3.4].
-STAYS_BEHIND = frozenset({"topic_alias", "subscription_identifier", "will_delay_interval"})
+STAYS_BEHIND: Final = frozenset({"topic_alias", "subscription_identifier", "will_delay_interval"})
 
-_BY_IDENTIFIER = {place: {row.identifier: row for row in PROPERTIES if place in row.where} for place in Place}
+_BY_IDENTIFIER: Final = {
+    place: {row.identifier: row for row in PROPERTIES if place in row.where} for place in Place
+}
 # What `_read_block` needs of a row, ready to be unpacked; None in place of `anything`.
-_READING = {
+_READING: Final = {
     place: {
         number: (row.name, row.type.read, None if row.valid is anything else row.valid, place in row.repeats)
         for number, row in rows.items()
     }
     for place, rows in _BY_IDENTIFIER.items()
 }
-_BY_NAME = {place: {row.name: row for row in PROPERTIES if place in row.where} for place in Place}
+_BY_NAME: Final = {place: {row.name: row for row in PROPERTIES if place in row.where} for place in Place}
 
 
 def read_properties(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Final
 
 from broker.errors import MalformedPacket, MqttError, PacketTooLarge, ProtocolError
 from broker.packet.codec import check_header, decode_body, read_publish
@@ -15,13 +16,13 @@ from broker.packet.wire import TopicNames
 
 __all__ = ["MAXIMUM_PACKET_SIZE", "PacketReader", "Readers", "TopicNames"]
 
-MAXIMUM_PACKET_SIZE = 268_435_460  # bytes, the protocol's own limit: five of header and the longest body
-PART = 4096  # bytes that are decoded at a time, and what is left of the packet that is the last of them
-PIECE = 64 * 1024  # bytes of a long read that are looked at together
-SPARE = 16  # readers that are kept for the next client
-_PROTOCOL_BYTES = 9  # the longest protocol name with its level
+MAXIMUM_PACKET_SIZE: Final = 268_435_460  # bytes, the protocol's own limit: 5 of header and the longest body
+PART: Final = 4096  # bytes that are decoded at a time, and what is left of the last packet of them
+PIECE: Final = 64 * 1024  # bytes of a long read that are looked at together
+SPARE: Final = 16  # readers that are kept for the next client
+_PROTOCOL_BYTES: Final = 9  # the longest protocol name with its level
 # The whole first byte -> packet class. Nearly all acknowledgements are an identifier and nothing else.
-_SHORT_ACKS: dict[int, type[Puback] | type[Pubrec] | type[Pubrel] | type[Pubcomp]] = {
+_SHORT_ACKS: Final[dict[int, type[Puback] | type[Pubrec] | type[Pubrel] | type[Pubcomp]]] = {
     0x40: Puback,
     0x50: Pubrec,
     0x62: Pubrel,

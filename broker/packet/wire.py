@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from broker.errors import MalformedPacket, QuotaExceeded, TopicNameInvalid
 
-VARINT_MAX = 268_435_455
-STRING_MAX = 65_535  # bytes, for strings and binary data
+VARINT_MAX: Final = 268_435_455
+STRING_MAX: Final = 65_535  # bytes, for strings and binary data
 
-REPEATS_MAX = 10_000  # filters, or properties of one name, in a packet: more would hold up everybody else
+REPEATS_MAX: Final = 10_000  # filters, or properties of one name, in a packet: more would hold up all others
 
 # What a receiver may refuse [MQTT5 1.5.4]: control characters and the 66 non-characters.
-_LAST_OF_PLANES = "".join(chr(plane << 16 | last) for plane in range(17) for last in (0xFFFE, 0xFFFF))
-_DISALLOWED = re.compile("[\x01-\x1f\x7f-\x9f\ufdd0-\ufdef" + _LAST_OF_PLANES + "]")
+_LAST_OF_PLANES: Final = "".join(chr(plane << 16 | last) for plane in range(17) for last in (0xFFFE, 0xFFFF))
+_DISALLOWED: Final = re.compile("[\x01-\x1f\x7f-\x9f\ufdd0-\ufdef" + _LAST_OF_PLANES + "]")
 
 # The one-byte Variable Byte Integers, made once: most packets are shorter than 128 bytes.
-_SHORT_VARINTS = tuple(bytes((value,)) for value in range(128))
+_SHORT_VARINTS: Final = tuple(bytes((value,)) for value in range(128))
 
 
 class DataType(NamedTuple):
@@ -227,10 +227,10 @@ def _uint_bytes(value: int, size: int) -> bytes:
     return value.to_bytes(size, "big")
 
 
-UINT8 = DataType(read_uint8, write_uint8)
-UINT16 = DataType(read_uint16, write_uint16)
-UINT32 = DataType(read_uint32, write_uint32)
-VARINT = DataType(read_varint, write_varint)
-STRING = DataType(read_string, write_string)
-BINARY = DataType(read_binary, write_binary)
-STRING_PAIR = DataType(read_string_pair, write_string_pair)
+UINT8: Final = DataType(read_uint8, write_uint8)
+UINT16: Final = DataType(read_uint16, write_uint16)
+UINT32: Final = DataType(read_uint32, write_uint32)
+VARINT: Final = DataType(read_varint, write_varint)
+STRING: Final = DataType(read_string, write_string)
+BINARY: Final = DataType(read_binary, write_binary)
+STRING_PAIR: Final = DataType(read_string_pair, write_string_pair)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Final
 
 from broker.errors import ProtocolError, QuotaExceeded, TopicAliasInvalid
 from broker.packet.packets import Publish
 from broker.store.budget import ByteBudget
 
-LONGEST_NAME = 1024  # characters of a Topic Name that gets an alias from us: they are kept
+LONGEST_NAME: Final = 1024  # characters of a Topic Name that gets an alias from us: they are kept
 
 
 class InboundAliases:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain, islice
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from broker.errors import ProtocolError
 from broker.packet.enums import PacketType, Version
@@ -16,8 +16,9 @@ from broker.packet.message import LAST_IDENTIFIER, Message, numbered_packets
 from broker.packet.packets import Publish
 from broker.packet.reader import PacketReader
 
-SHORTEST_RUN, LONGEST_RUN = 8, 512  # messages of a queue that are sent in one piece
-RUN_BYTES = 128 * 1024  # of the byte budget that such a piece takes, about
+SHORTEST_RUN: Final = 8  # messages of a queue that are sent in one piece
+LONGEST_RUN: Final = 512
+RUN_BYTES: Final = 128 * 1024  # of the byte budget that such a piece takes, about
 
 
 class State(IntEnum):
@@ -30,9 +31,11 @@ class State(IntEnum):
     DONE = 4
 
 
-WAIT_PUBACK, WAIT_PUBREC, DONE = State.WAIT_PUBACK, State.WAIT_PUBREC, State.DONE  # read for each message
+WAIT_PUBACK: Final = State.WAIT_PUBACK  # read for each message
+WAIT_PUBREC: Final = State.WAIT_PUBREC
+DONE: Final = State.DONE
 # Every legal step; all else is a ProtocolError. A PUBACK or PUBREC of 0x80 or more ends it at once.
-NEXT = {
+NEXT: Final = {
     (State.WAIT_PUBACK, PacketType.PUBACK): State.DONE,  # QoS 1 [4.3.2]
     (State.WAIT_PUBREC, PacketType.PUBREC): State.WAIT_PUBCOMP,  # QoS 2 [4.3.3]: we answer PUBREL
     (State.WAIT_PUBCOMP, PacketType.PUBREC): State.WAIT_PUBCOMP,  # PUBREC again: PUBREL again
@@ -104,10 +107,10 @@ class Delivery:
 
 
 # Of all that have none, since most sessions never do; nothing may be put into these.
-NO_DELIVERIES: deque[Any] = deque(maxlen=0)
-NO_HELD: dict[int, Message] = {}
-NO_ENTRIES: dict[int, Delivery] = {}
-BLANKS = 64  # windows for which there is a BlankInflight; clients may ask for any
+NO_DELIVERIES: Final[deque[Any]] = deque(maxlen=0)
+NO_HELD: Final[dict[int, Message]] = {}
+NO_ENTRIES: Final[dict[int, Delivery]] = {}
+BLANKS: Final = 64  # windows for which there is a BlankInflight; clients may ask for any
 
 
 class SentRun:
@@ -444,7 +447,7 @@ class BlankInflight(Inflight):
         raise AssertionError("this is everybody's")
 
 
-_BLANK: dict[int, BlankInflight] = {}
+_BLANK: Final[dict[int, BlankInflight]] = {}
 
 
 def blank(window: int) -> Inflight:

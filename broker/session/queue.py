@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from broker.packet.enums import Version
 from broker.packet.message import Message, bounds, renumber, renumber_each, rewrite, text_size
@@ -142,7 +142,7 @@ class Extra:
         return not waits and self.will is None and self.will_due == NEVER and self.info is None
 
 
-NOTHING = Extra()
+NOTHING: Final = Extra()
 
 
 class Queue:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from broker.packet.enums import PacketType, Version
 from broker.packet.message import LAST_IDENTIFIER, Message
@@ -15,7 +16,7 @@ from broker.store.budget import same
 from broker.topic.shared import Turn
 from broker.topic.subscription import Subscription, footprint
 
-FOR_EVER = 0xFFFFFFFF  # the Session Expiry Interval that never ends [MQTT5 3.1.2.11.2]
+FOR_EVER: Final = 0xFFFFFFFF  # the Session Expiry Interval that never ends [MQTT5 3.1.2.11.2]
 
 
 class Session(Queue):

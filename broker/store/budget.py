@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-RESERVE = 1 << 16  # bytes that a client may hold and be served still when the budget is spent
-NUMBERS = 4096  # different numbers that are shared
-SMALL = 4096  # bytes of a message that is passed on to a client which holds nothing, whatever others hold
+from typing import Final
+
+RESERVE: Final = 1 << 16  # bytes that a client may hold and be served still when the budget is spent
+NUMBERS: Final = 4096  # different numbers that are shared
+SMALL: Final = 4096  # bytes of a message that a client which holds nothing is sent, whatever others hold
 _numbers: dict[int, int] = {}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, Sequence
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from broker.topic.match import match
 from broker.topic.name import has_wildcard
@@ -16,7 +16,7 @@ D = TypeVar("D")
 # of 65,536 levels costs no more than its bytes.
 _Node = tuple[str, ...] | dict[str | None, "_Node"]
 
-BUNCH = 16
+BUNCH: Final = 16
 
 
 class TopicIndex(Generic[V]):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from broker.errors import MqttError, TopicFilterInvalid, TopicNameInvalid
 
-MAXIMUM_LENGTH = 65_535  # bytes of UTF-8: what the two length bytes can say [MQTT-4.7.3-3]
+MAXIMUM_LENGTH: Final = 65_535  # bytes of UTF-8: what the two length bytes can say [MQTT-4.7.3-3]
 SHARE = "$share/"
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from broker.topic.name import has_wildcard
 
-_ORDER = attrgetter("order")
-SHARED = 4096  # different Options that are shared
+_ORDER: Final = attrgetter("order")
+SHARED: Final = 4096  # different Options that are shared
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from itertools import chain
 from threading import Lock
-from typing import Generic, Literal, TypeVar
+from typing import Final, Generic, Literal, TypeVar
 
 from broker.topic.name import has_wildcard, split_share
 from broker.topic.shared import SharedGroup
@@ -15,10 +15,10 @@ __all__ = ["Route", "Subscriber", "Subscription", "SubscriptionTree"]
 
 S = TypeVar("S", bound=Subscriber)
 
-CACHED_NAMES = 16_384  # Topic Names whose Route is remembered
-CACHED_NAME_LENGTH = 1024  # characters; longer names are matched each time
+CACHED_NAMES: Final = 16_384  # Topic Names whose Route is remembered
+CACHED_NAME_LENGTH: Final = 1024  # characters; longer names are matched each time
 CACHED_SUBSCRIPTIONS = 1 << 18  # in all remembered Routes together
-SCANNED_NAMES = 512  # up to so many are looked through when a wildcard filter changes
+SCANNED_NAMES: Final = 512  # up to so many are looked through when a wildcard filter changes
 
 
 def always(topic_name: str) -> bool:

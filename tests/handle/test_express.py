@@ -17,6 +17,7 @@ from broker.config import Protocol, Tls
 from broker.handle import express
 from broker.packet.codec import encode
 from broker.packet.packets import Connect, Disconnect, Pingreq, Publish, Subscribe, SubscribeRequest, Will
+from tests.hook.test_stats import counters
 from tests.peer import Clock, memory_broker, run_async
 from tests.wire import Wire, turns
 
@@ -92,7 +93,7 @@ def seen(broker: Broker, wires: list[Wire], clients: list[Client | None]) -> dic
         "clients": [client and of_client(client) for client in clients],
         "by id": {client_id: clients.index(client) for client_id, client in core.clients.items()},
         "sessions": {session.client_id: of_session(session) for session in core.sessions},
-        "stats": {name: getattr(stats, name) for name in stats.__slots__},
+        "stats": {name: getattr(stats, name) for name in counters(stats)},
         "rest": (core.budget.used, len(broker._connections), dict(core.users), core.turns._waiting),
     }
 
