@@ -123,7 +123,7 @@ class Broker:
             self._housekeeping = asyncio.create_task(self._keep_house())
 
     async def _bind(self) -> None:
-        options = transport_options(self.config)
+        options = replace(transport_options(self.config), turn=self._connections.turn)
         for url in self.config.listen:
             listener = listen(url, options, self._connections.accept)
             await listener.start()

@@ -19,7 +19,7 @@ from broker.handle.publish import check_publish_topic, not_stored
 from broker.lane.lane import Lane
 from broker.outbound import Flusher
 from broker.packet.reader import Readers, TopicNames
-from broker.transport.base import Connection, Peer
+from broker.transport.base import Connection, Peer, Turn
 
 log = logging.getLogger("broker")
 
@@ -36,6 +36,7 @@ class Connections:
         self._tasks: dict[Client, asyncio.Task[bool] | None] = {}
         self._addresses: Counter[str] = Counter()
         self.open = False  # new ones are accepted
+        self.turn = Turn()
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -45,8 +46,9 @@ class Connections:
         return iter(tuple(self._tasks))
 
     def begin(self) -> None:
-        """Accept clients. A Flusher that another loop left behind would wait for that loop."""
-        self.open, self._terms.flusher = True, Flusher()
+        """Accept clients. What another loop left behind would wait for that loop."""
+        self.open, self.turn = True, Turn()
+        self._terms.flusher = Flusher(self.turn)
 
     def task(self, client: Client) -> asyncio.Task[bool] | None:
         """The one that serves *client* at the moment."""

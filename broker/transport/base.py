@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import ssl
+from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 CHUNK = 64 * 1024  # bytes of one read, and the most that waits unread in one connection
+PEERS = 128  # that are remembered, of each listener
 KEPT = 4 * 1024 * 1024  # bytes
 Octets = bytes | memoryview  # what is written; whoever holds a view holds all of what it is a part of
 
@@ -26,8 +30,45 @@ def host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def unpacked_address(number: int) -> str:
+    """What Peers have noted, as text."""
+    return host_port(socket.inet_ntoa((number >> 16).to_bytes(4, "big")), number & 0xFFFF)
+
+
 def is_loopback(host: str) -> bool:
     return host == "::1" or host.startswith(("127.", "::ffff:127."))
+
+
+class Turn:
+    """The turn of the event loop in which a Poll reads its connections; one for all listeners of a broker.
+
+    What was read so leads to writes, and all of them wait for its end: one write for each connection. If they
+    waited for the loop's next turn it would look for whoever is ready once more: with small reads that takes a
+    quarter more CPU (50 topics, 100 messages outstanding: 1.50 us a message, 1.20 with this; CPython 3.11).
+    """
+
+    __slots__ = ("_later", "_reading")
+
+    def __init__(self) -> None:
+        self._later: list[Callable[[], None]] = []
+        self._reading = False
+
+    def begin(self) -> None:
+        self._reading = True
+
+    def end(self) -> None:
+        """Call all that waits. None of them may raise."""
+        self._reading = False
+        later, self._later = self._later, []
+        for call in later:
+            call()
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """Call it at the end of this turn; of the loop's, where no Poll is reading."""
+        if self._reading:
+            self._later.append(call)
+        else:
+            asyncio.get_running_loop().call_soon(call)
 
 
 class Peer(NamedTuple):
@@ -43,6 +84,48 @@ class Peer(NamedTuple):
     local: bool = False
     listener: str = ""
     certificate: dict[str, Any] | None = None
+
+
+class Peers:
+    """The peers of open connections: who begins is asked for a few times, all others hardly ever."""
+
+    __slots__ = ("_last", "_make", "_numbers")
+
+    def __init__(self, make: Callable[[str], Peer]) -> None:
+        """*make* makes a Peer of an address."""
+        self._make = make
+        self._last: dict[int | str, Peer] = {}
+        self._numbers = array("Q")  # IPv4 addresses and ports by descriptor: as text they take 64 bytes each
+
+    def note(self, descriptor: int, name: tuple[Any, ...]) -> str | None:
+        """The address of a socket's *name*; None if it is noted as a number."""
+        host, text = name[0], host_port(name[0], name[1])
+        if ":" in host:
+            return text
+        while descriptor >= len(self._numbers):
+            self._numbers.append(0)
+        number = int.from_bytes(socket.inet_aton(host), "big") << 16 | name[1]
+        self._numbers[descriptor] = number
+        self._remember(number, text)
+        return None
+
+    def number(self, descriptor: int) -> int:
+        """What was noted, for `unpacked_address`."""
+        return self._numbers[descriptor]
+
+    def of(self, address: int | str) -> Peer:
+        """The Peer of an address, or of its number."""
+        found = self._last.get(address)
+        if found is None:
+            text = address if isinstance(address, str) else unpacked_address(address)
+            found = self._remember(address, text)
+        return found
+
+    def _remember(self, address: int | str, text: str) -> Peer:
+        if len(self._last) >= PEERS:
+            self._last.clear()
+        found = self._last[address] = self._make(text)
+        return found
 
 
 class Reader(Protocol):
@@ -158,6 +241,7 @@ class TransportOptions:
     """What the listeners of one broker share."""
 
     engine: Literal["auto", "epoll", "asyncio"] = "auto"  # what moves the bytes of sockets; auto: epoll
+    turn: Turn = field(default_factory=Turn)
     ssl_context: ssl.SSLContext | None = None
     backlog: int = 1024
     handshake_timeout: float = 10.0  # seconds for TLS, and again for the HTTP upgrade

@@ -11,11 +11,10 @@ import logging
 import os
 import select
 import socket
-from array import array
 from collections.abc import Callable
 from typing import Any
 
-from broker.transport.base import CHUNK, Octets, Peer, Reader, host_port
+from broker.transport.base import CHUNK, Octets, Peer, Peers, Reader, Turn, unpacked_address
 
 READ, WRITE = 0x1, 0x4  # EPOLLIN and EPOLLOUT, which select has on Linux only
 EVENTS = READ | WRITE  # what the epoll tells us of; the other bits of a connection's state:
@@ -23,8 +22,10 @@ EOF, CLOSING, MUTE = 0x10, 0x20, 0x40  # the peer writes no more, close was call
 FAST = 0x80  # it is read LONG at a time
 LONG = 512 * 1024  # bytes of one read where the Reader was done at once with a full one
 MOST_FAST = 16  # connections of one listener that are FAST, or hold what they were read then
-PEERS = 128  # that are remembered
-TURN = 256  # connections that are looked at in one turn of the loop; the next turn begins with the others
+TURN = 256  # connections that are looked at in one go; the next one begins with the others
+# So many connections, or bytes, are read before anything is written, if so many are ready: who is read with
+# others is answered with them, in few writes. It must not be all: then the clients and we would take turns.
+ENOUGH, ENOUGH_BYTES = 64, CHUNK
 
 log = logging.getLogger(__name__)
 read = os.read  # found sooner, once a read
@@ -34,17 +35,21 @@ class Poll:
     """The epoll of one listener and the connections in it. It ends with the last of them."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, peer: Callable[[str], Peer], linger: float, long: bool = True
+        self,
+        loop: asyncio.AbstractEventLoop,
+        peer: Callable[[str], Peer],
+        linger: float,
+        turn: Turn,
+        long: bool,
     ) -> None:
         """*peer* makes a Peer of an address; *linger* is in seconds; *long*: there may be long reads."""
         self.loop = loop
+        self._one_turn = turn
         self._most_fast = MOST_FAST if long else 0
         self._fast: list[EpollConnection] = []
-        self._peer = peer
-        self._peers: dict[int | str, Peer] = {}
+        self.peers = Peers(peer)
         self.linger = linger
         self._connections: list[EpollConnection | None] = []  # by descriptor: those are small and dense
-        self._names = array("Q")  # IPv4 addresses and ports by descriptor: as text they take 64 bytes each
         self.epoll = select.epoll()
         self._count = 0
         self._wanted = True
@@ -64,37 +69,10 @@ class Poll:
         connections = self._connections
         while descriptor >= len(connections):
             connections.append(None)
-            self._names.append(0)
-        address = name if isinstance(name, str) else self._noted(descriptor, name)
+        address = name if isinstance(name, str) else self.peers.note(descriptor, name)
         connection = connections[descriptor] = EpollConnection(self, descriptor, address)
         self._count += 1
         return connection
-
-    def _noted(self, descriptor: int, name: tuple[Any, ...]) -> str | None:
-        """The address *name*; None if it is noted as a number."""
-        host, text = name[0], host_port(name[0], name[1])
-        if ":" in host:
-            return text
-        number = self._names[descriptor] = int.from_bytes(socket.inet_aton(host), "big") << 16 | name[1]
-        self._remember(number, text)
-        return None
-
-    def peer_of(self, name: int | str) -> Peer:
-        """The Peer of an address. The last ones are remembered: whoever begins is asked for a few times."""
-        found = self._peers.get(name)
-        if found is None:
-            found = self._remember(name, name if isinstance(name, str) else address(name))
-        return found
-
-    def _remember(self, name: int | str, text: str) -> Peer:
-        if len(self._peers) >= PEERS:
-            self._peers.clear()
-        found = self._peers[name] = self._peer(text)
-        return found
-
-    def name(self, descriptor: int) -> int:
-        """The address of an open connection, as a number for `address`."""
-        return self._names[descriptor]
 
     def may_be_fast(self, connection: EpollConnection) -> bool:
         """Whether *connection* may be FAST; those that hold nothing more of what they were read make room."""
@@ -126,30 +104,31 @@ class Poll:
             self.epoll.close()
 
     def _turn(self) -> None:
-        connections = self._connections
-        for descriptor, events in self.epoll.poll(0, TURN):
-            connection = connections[descriptor]
-            if connection is None:  # it went within this turn
-                continue
-            try:
-                if events == READ:
-                    connection.receive()
-                else:
-                    connection.ready(events)
-            except Exception:
-                log.exception("%s: unexpected error, connection dropped", connection.address)
-                connection.abort()
+        connections, left, room = self._connections, ENOUGH, ENOUGH_BYTES
+        self._one_turn.begin()
+        try:
+            while left > 0 and room > 0 and not self.epoll.closed and (ready := self.epoll.poll(0, TURN)):
+                left -= len(ready)
+                for descriptor, events in ready:
+                    connection = connections[descriptor]
+                    if connection is None:  # it went within this turn
+                        continue
+                    try:
+                        if events == READ:
+                            room -= connection.receive()
+                        else:
+                            connection.ready(events)
+                    except Exception:
+                        log.exception("%s: unexpected error, connection dropped", connection.address)
+                        connection.abort()
+        finally:
+            self._one_turn.end()
 
     def __del__(self) -> None:
         """A loop that ends before its connections leaves no descriptor open."""
         for connection in self._connections:
             if connection is not None:
                 os.close(connection.descriptor)
-
-
-def address(name: int) -> str:
-    """What Poll has noted, as text."""
-    return host_port(socket.inet_ntoa((name >> 16).to_bytes(4, "big")), name & 0xFFFF)
 
 
 class Rest:
@@ -205,13 +184,14 @@ class EpollConnection:
         """Of the peer, as in Peer."""
         known = self._address
         if known is None:
-            known = self._poll.name(self.descriptor)
-        return known if isinstance(known, str) else address(known)
+            known = self._poll.peers.number(self.descriptor)
+        return known if isinstance(known, str) else unpacked_address(known)
 
     @property
     def peer(self) -> Peer:
         known = self._address
-        return self._poll.peer_of(self._poll.name(self.descriptor) if known is None else known)
+        peers = self._poll.peers
+        return peers.of(peers.number(self.descriptor) if known is None else known)
 
     async def read(self) -> bytes:
         if not self.has_unread():
@@ -329,35 +309,35 @@ class EpollConnection:
         if self._state & READ and events & ~WRITE:
             self.receive()
 
-    def receive(self) -> None:
-        """One read. Who waits for it is woken, unless the Reader takes all."""
+    def receive(self) -> int:
+        """One read; how many bytes it brought. Who waits for it is woken, unless the Reader takes all."""
         rest = self._rest
         unread = rest.unread
         if unread >= CHUNK:  # only now: who reads within a turn of the loop spares two system calls
             self._watch(self._state & ~READ)
-            return
+            return 0
         try:
             data = read(self.descriptor, LONG if self._state & FAST else CHUNK - unread)
         except BlockingIOError:
-            return
+            return 0
         except OSError as error:
             self._lose(error)
-            return
-        if not data:
+            return 0
+        size = len(data)
+        if not size:
             self._end_of_stream()
-            return
+            return 0
         if self._state & CLOSING:
-            return
+            return size
         if rest.sink is not None:
             rest.sink(data)
-            return
+            return size
         if not unread and self._reader is not None:
-            size = len(data)
             data = self._reader.take(data)
             if not data or self._state & CLOSING:
                 if size >= CHUNK or self._state & FAST:
                     self._pace(size)
-                return
+                return size
         rest = self._own()
         if rest.chunks is None:
             rest.chunks = [data]
@@ -366,6 +346,7 @@ class EpollConnection:
         rest.unread = unread + len(data)
         self._state &= ~FAST
         self.wake()
+        return size
 
     def _pace(self, size: int) -> None:
         """The Reader took all of the last read, which brought *size* bytes: be FAST, or not."""
@@ -477,7 +458,7 @@ class EpollConnection:
         if descriptor < 0:
             return
         if self._address is None:
-            self._address = self._poll.name(descriptor)
+            self._address = self._poll.peers.number(descriptor)
         self.descriptor = -1
         if self._state & EVENTS:  # a close takes it out only if no other process has the socket
             try:

@@ -196,8 +196,8 @@ class SocketListener:
             for sock in self._sockets:
                 sock.listen(self._options.backlog)
             if self._by_epoll:
-                loop, plain = asyncio.get_running_loop(), self._prepare is None
-                self._poll = Poll(loop, self._peer, self._options.linger, long=plain)
+                loop, options, plain = asyncio.get_running_loop(), self._options, self._prepare is None
+                self._poll = Poll(loop, self._peer, options.linger, options.turn, long=plain)
             keep_memory()
         except OSError as error:
             await self.stop()

@@ -28,8 +28,7 @@ from broker.packet.wire import TopicNames
 from broker.session.inflight import BLANKS
 from broker.topic.subscription import SHARED
 from broker.topic.tree import CACHED_NAMES
-from broker.transport.base import Peer
-from broker.transport.epoll import PEERS
+from broker.transport.base import PEERS, Peer
 from tests.soak.census import census
 from tests.soak.churn import churn
 
@@ -54,7 +53,7 @@ BOUNDED: dict[str, int] = {
     "all Asked": ASKED,
     "all Options": SHARED,
     **dict.fromkeys(("Express._asked", "Asked"), KEEP_ALIVES),
-    **dict.fromkeys(("Poll._peers", "all Peer"), 3 * PEERS),  # listeners
+    **dict.fromkeys(("Peers._last", "all Peer"), 3 * PEERS),  # listeners
     "Peer": 3 * PEERS * len(Peer._fields),  # as tuples they are tables
     "Poll._connections": 20_000,  # the highest descriptor that there was
     "rows of meta": 10,

@@ -18,7 +18,7 @@ import pytest
 
 from broker.errors import ConfigError
 from broker.transport import epoll
-from broker.transport.base import CHUNK, Connection, TransportOptions
+from broker.transport.base import CHUNK, Connection, TransportOptions, Turn
 from broker.transport.epoll import EVENTS, LONG, READ, TURN, EpollConnection, Poll
 from broker.transport.listen import SocketListener, listen
 from broker.transport.tcp import TcpConnection
@@ -140,6 +140,74 @@ async def test_no_connection_takes_more_of_a_turn_than_one_read() -> None:
         assert [set(order[at : at + 3]) for at in (0, 3)] == [{0, 1, 2}] * 2
 
 
+@pytest.mark.parametrize(
+    ("name", "most", "expected"),
+    [
+        ("ENOUGH", 64, ["first", "second", "end"]),
+        ("ENOUGH", 1, ["first", "end", "second", "end"]),
+        ("ENOUGH_BYTES", len(b"first"), ["first", "end", "second", "end"]),
+        ("ENOUGH_BYTES", len(b"first") + 1, ["first", "second", "end"]),
+    ],
+)
+@run
+async def test_who_is_ready_by_then_is_read_in_the_same_turn(
+    name: str, most: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epoll, name, most)
+    turn, happened = Turn(), list[str]()
+
+    async with serving(engine="epoll", turn=turn) as server:
+        (first, first_sock), (second, second_sock) = [await server.pair() for _ in range(2)]
+
+        def note(connection: Connection, data: bytes) -> None:
+            happened.append(data.decode())
+            turn.at_end(lambda: happened.append("end") if happened[-1:] != ["end"] else None)
+            if connection is first:
+                second_sock.send(b"second")
+
+        for connection in (first, second):
+            connection.attach(Eager(connection, note))
+        first_sock.send(b"first")
+        await turns(10)
+        assert happened == expected
+        first_sock.close()
+        second_sock.close()
+
+
+@run
+async def test_outside_of_a_turn_its_end_is_that_of_the_loop_s() -> None:
+    turn, happened = Turn(), list[str]()
+    turn.at_end(lambda: happened.append("later"))
+    assert happened == []
+    await asyncio.sleep(0)
+    assert happened == ["later"]
+    turn.begin()
+    turn.at_end(lambda: turn.at_end(lambda: happened.append("later still")))
+    await asyncio.sleep(0)
+    turn.end()
+    assert happened == ["later"]
+    await asyncio.sleep(0)
+    assert happened == ["later", "later still"]
+
+
+@run
+async def test_a_turn_ends_though_a_poll_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = Turn()
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    async with serving(engine="epoll", turn=turn) as server:
+        connection, sock = await server.pair()
+        monkeypatch.setattr(epoll, "log", None)  # so that not even that is told
+
+        def fail(connection: Connection, data: bytes) -> None:
+            raise ValueError
+
+        connection.attach(Eager(connection, fail))
+        sock.send(b"x")
+        await turns(5)
+        assert not turn._reading
+        sock.close()
+
+
 class Picky:
     """A Reader that leaves what it is told to, and what it was offered."""
 
@@ -158,7 +226,7 @@ class Flood:
     """As many bytes as anybody reads, in place of the system's `read`; and connections to read them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, long: bool = True) -> None:
-        self.poll = Poll(asyncio.get_running_loop(), lambda address: None, 1.0, long)  # type: ignore[arg-type, return-value]
+        self.poll = Poll(asyncio.get_running_loop(), lambda address: None, 1.0, Turn(), long)  # type: ignore[arg-type, return-value]
         self.most = 1 << 30
         self.connections: list[EpollConnection] = []
         self._sockets: list[socket.socket] = []
@@ -411,7 +479,7 @@ async def test_the_poll_ends_with_its_last_connection() -> None:
 def test_a_loop_that_ends_before_its_connections_leaves_no_descriptor_open() -> None:
     async def leave() -> None:
         loop = asyncio.get_running_loop()
-        poll = Poll(loop, lambda address: None, 1.0)  # type: ignore[arg-type, return-value]
+        poll = Poll(loop, lambda address: None, 1.0, Turn(), True)  # type: ignore[arg-type, return-value]
         for _ in range(3):
             near, far = socket.socketpair()
             far.close()
@@ -426,7 +494,7 @@ def test_a_loop_that_ends_before_its_connections_leaves_no_descriptor_open() -> 
 
 @run
 async def test_a_descriptor_that_cannot_be_watched_is_closed(caplog: pytest.LogCaptureFixture) -> None:
-    poll = Poll(asyncio.get_running_loop(), lambda address: None, 1.0)  # type: ignore[arg-type, return-value]
+    poll = Poll(asyncio.get_running_loop(), lambda address: None, 1.0, Turn(), True)  # type: ignore[arg-type, return-value]
     before = descriptors()
     descriptor = os.open(os.devnull, os.O_RDONLY)  # no epoll takes that
     with caplog.at_level(logging.ERROR), pytest.raises(PermissionError):
