@@ -54,7 +54,9 @@ def tables(
         text, us = speed(line, title), processor(line, title)
         return f"{text} / {us}" if us else text
 
-    flashmq = several(lambda line, _: line.figure.flashmq, [""])
+    def flashmq(line: Line) -> Row:
+        return [short(cpu(results, line, FLASHMQ)) or line.figure.flashmq]
+
     parts = [
         "### Goals",
         side_by_side(
@@ -183,13 +185,25 @@ def goal_cells(results: Results, line: Line, fast: Sequence[str]) -> Row:
 
 
 def best_build(results: Results, line: Line, titles: Sequence[str], base: str) -> str:
-    """FlashMQ's CPU time, measured if it took part, over that of the best of *titles*."""
-    goal = line.figure.best
-    ours = [us for title in titles if (us := cpu(results, line, title))]
-    if goal is None or not ours:
+    """The best of *titles* beside FlashMQ: the figures if that took part, else CPU time and a constant."""
+    figure, theirs = line.figure, rate(results, line, FLASHMQ)
+    if figure.best is None:
         return ""
-    times = (cpu(results, line, FLASHMQ) or constant(line.figure, cpu(results, line, base))) / min(ours)
-    return f"x{times:.2f} of ≥ {goal:g}, {'met' if times >= goal else '**missed**'}"
+    if theirs:
+        ours = [value for title in titles if (value := rate(results, line, title)) is not None]
+        best = (max if figure.more else min)(ours, default=None)
+        return against(best / theirs, figure) if best is not None else ""
+    used = [us for title in titles if (us := cpu(results, line, title))]
+    if not used or not figure.flashmq.replace(".", "").isdigit():
+        return ""
+    return against(constant(figure, cpu(results, line, base)) / min(used), figure)
+
+
+def against(times: float, figure: Figure) -> str:
+    """*times* FlashMQ, and whether that is what *figure* should be."""
+    assert figure.best is not None
+    sign, met = ("≥", times >= figure.best) if figure.more else ("≤", times <= figure.best)
+    return f"x{times:.2f} of {sign} {figure.best:g}, {'met' if met else '**missed**'}"
 
 
 def constant(figure: Figure, base: float | None) -> float:

@@ -67,8 +67,36 @@ def test_what_was_measured_elsewhere_is_scaled_by_what_both_runs_have(modules: d
     line = tables.Line(scenarios.users("slow", "fanin", figure), figure)
     results = {("slow", "theirs"): [stream(1000)], ("slow", "ours"): [stream(2000, share=0.5)]}
     assert tables.best_build(results, line, ["ours"], "theirs") == "x0.60 of ≥ 1, **missed**"
-    results["slow", "FlashMQ"] = [stream(1000, share=0.25)]
-    assert tables.best_build(results, line, ["ours"], "theirs") == "x1.00 of ≥ 1, met"
+    assert tables.best_build({}, line, ["ours"], "theirs") == ""
+
+
+def test_the_best_build_stands_beside_flashmq_where_that_took_part(modules: dict[str, ModuleType]) -> None:
+    tables, scenarios = modules["tables"], modules["scenarios"]
+    figure = scenarios.Figure("it", flashmq="300", best=1, beside=2000)
+    line = tables.Line(scenarios.users("slow", "fanin", figure), figure)
+    results = {
+        ("slow", "theirs"): [stream(1000)],
+        ("slow", "ours"): [stream(2000, share=0.1)],
+        ("slow", "FlashMQ"): [stream(2500)],
+    }
+    assert tables.best_build(results, line, ["ours"], "theirs") == "x0.80 of ≥ 1, **missed**"
+    results["slow", "ours, compiled"] = [stream(3000)]
+    assert tables.best_build(results, line, ["ours", "ours, compiled"], "theirs") == "x1.20 of ≥ 1, met"
+    results["slow", "FlashMQ"] = [{"_error": "lost"}]
+    assert tables.best_build(results, line, ["ours"], "theirs").startswith("x3.00"), "by CPU time"
+
+
+def test_less_may_be_better_than_flashmq(modules: dict[str, ModuleType]) -> None:
+    tables, scenarios = modules["tables"], modules["scenarios"]
+    figure = scenarios.bytes_each("idle", best=0.2)
+    line = tables.Line(scenarios.users("idle", "idle", figure), figure)
+    results: dict[tuple[str, str], list[dict[str, Any]]]
+    results = {("idle", name): [{"bytes_per_conn": size}] for name, size in (("a", 900), ("b", 950))}
+    assert tables.best_build(results, line, ["a", "b"], "theirs") == "", "there is no constant"
+    results["idle", "FlashMQ"] = [{"bytes_per_conn": 5000}]
+    assert tables.best_build(results, line, ["a", "b"], "theirs") == "x0.18 of ≤ 0.2, met"
+    results["idle", "FlashMQ"] = [{"bytes_per_conn": 4000}]
+    assert tables.best_build(results, line, ["a", "b"], "theirs") == "x0.23 of ≤ 0.2, **missed**"
 
 
 def test_losses_and_failures_are_said(modules: dict[str, ModuleType]) -> None:
@@ -90,7 +118,8 @@ def test_losses_and_failures_are_said(modules: dict[str, ModuleType]) -> None:
 
 def test_a_goal_may_be_a_ceiling_and_an_absolute_one_as_well(modules: dict[str, ModuleType]) -> None:
     tables, scenarios = modules["tables"], modules["scenarios"]
-    latency, memory = scenarios.microseconds("p50", "p50_us", 1.2), scenarios.bytes_each("idle", 0.9, 900)
+    latency = scenarios.microseconds("p50", "p50_us", 1.2)
+    memory = scenarios.bytes_each("idle", 0.9, most=900)
     assert tables.goal_text(latency) == "≤ 1.2"
     assert tables.is_met(latency, 1.2, 100) and not tables.is_met(latency, 1.3, 100)
     assert tables.goal_text(memory) == "≤ 0.9, ≤ 900 B"
