@@ -62,8 +62,8 @@ class Client(Outbound[ClientTerms]):
 
     What arrives is offered to the fast lane; `read_loop` alone decodes the rest and runs handlers, one packet
     after the other. What is to be sent is put into the Outbound that it is; nothing that sends ever waits.
-    While the socket takes no more, QoS 0 is dropped and counted when `full`, QoS 1 and 2 stay in the session,
-    and control packets are taken; a client that leaves too many of those unread is not read.
+    While the socket takes no more, QoS 0 is dropped and counted when `full`, QoS 1 and 2 stay in the session;
+    who leaves too many control packets unread is not read.
     """
 
     __slots__ = (
@@ -155,7 +155,6 @@ class Client(Outbound[ClientTerms]):
         connection, reader, terms = self._connection, self.own_reader(), self._terms
         stats, dispatch = terms.stats, terms.dispatch
         offer = None if terms.lane is no_lane else self._offer
-        packet: Packet | None
         while not self.is_ending:
             if not data and not connection.has_unread():
                 return False
@@ -179,7 +178,9 @@ class Client(Outbound[ClientTerms]):
                         return True
                     if monotonic() > turn_ends:
                         turn_ends = await give_way(stats)
-                packet, packets = None, []  # or they would be held until something comes again
+                del packet, packets  # or they would be held until something comes again
+                if self.swamped:
+                    await self._until_taken()
             if progressed:
                 self.handling = False
                 self.heard()  # our own time is not the client's silence [B08]

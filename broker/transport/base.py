@@ -21,7 +21,7 @@ def keep_memory() -> None:
 
     glibc learns from the largest block it was given back: as long as that was small, it returns to the system
     what is free above 128 KiB, and each buffer of a large packet costs page faults. Messages of 256 KiB took
-    500 us, and 105 with this; of 4 KiB, with long reads, 2.9 and 1.2 (CPython 3.11, 2 cores).
+    500 us, and 105 with this; of 4 KiB, with long reads, 2.9 and 1.4 (CPython 3.11, 2 cores).
     """
     bytes(KEPT)
 

@@ -20,7 +20,7 @@ READ, WRITE = 0x1, 0x4  # EPOLLIN and EPOLLOUT, which select has on Linux only
 EVENTS = READ | WRITE  # what the epoll tells us of; the other bits of a connection's state:
 EOF, CLOSING, MUTE = 0x10, 0x20, 0x40  # the peer writes no more, close was called, write() takes nothing more
 FAST = 0x80  # it is read LONG at a time
-LONG = 512 * 1024  # bytes of one read where the Reader was done at once with a full one
+LONG = 256 * 1024  # bytes of one read where the Reader was done at once with a full one
 MOST_FAST = 16  # connections of one listener that are FAST, or hold what they were read then
 TURN = 256  # connections that are looked at in one go; the next one begins with the others
 # So many connections, or bytes, are read before anything is written, if so many are ready: who is read with
@@ -349,9 +349,12 @@ class EpollConnection:
         return size
 
     def _pace(self, size: int) -> None:
-        """The Reader took all of the last read, which brought *size* bytes: be FAST, or not."""
+        """The Reader took all of the last read, which brought *size* bytes: be FAST, or not.
+
+        Who does not take what is written is not: answers to a long read are long, too.
+        """
         reader, state = self._reader, self._state
-        if reader is None or reader.serving or size < CHUNK // 4:
+        if reader is None or reader.serving or size < CHUNK // 4 or self._rest.out is not None:
             self._state &= ~FAST
         elif size >= CHUNK and not state & (EOF | CLOSING | MUTE | FAST) and self._poll.may_be_fast(self):
             self._state |= FAST

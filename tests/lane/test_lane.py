@@ -143,6 +143,24 @@ async def test_much_at_once_arrives_as_it_came(cut: int, topics: str) -> None:
 
 
 @run_async
+async def test_within_a_long_read_nobody_collects_answers_without_end() -> None:
+    async with memory_broker(by_hand()) as broker:
+        wire = await joined(broker, "p")
+        client, wire.stuck, pings = broker.clients["p"], True, 131_072
+        wire.incoming.put_nowait(b"\xc0\0")
+        await turns()
+        assert client.blocked
+        before = broker.stats.messages_received
+        wire.incoming.put_nowait(b"\xc0\0" * pings)
+        await turns(20)
+        assert client.swamped and 30_000 < broker.stats.messages_received - before < 40_000
+        while broker.stats.messages_received - before < pings:
+            wire.let_go()
+            await turns()
+        assert wire.sent() == b"\xd0\0" * (pings + 1)
+
+
+@run_async
 async def test_what_the_read_loop_is_busy_with_comes_first() -> None:
     async with memory_broker(by_hand()) as broker:
         await joined(broker, "s", "t")

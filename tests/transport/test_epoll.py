@@ -284,6 +284,19 @@ async def test_who_leaves_some_or_is_not_done_with_it_gets_none(monkeypatch: pyt
 
 
 @run
+async def test_who_does_not_take_what_is_written_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    flood = Flood(monkeypatch)
+    connection, reader = flood.connection()
+    connection.receive()
+    connection.write(BIG)
+    assert connection.pending()
+    connection.receive()
+    connection.receive()
+    assert reader.sizes == [CHUNK, LONG, CHUNK]
+    flood.close()
+
+
+@run
 async def test_behind_a_long_read_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     flood = Flood(monkeypatch)
     connection, reader = flood.connection()
