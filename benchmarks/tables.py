@@ -83,8 +83,8 @@ def tables(
         "### CPU of the broker, microseconds a message",
         side_by_side(
             scenarios,
-            [*fast, "FlashMQ"],
-            lambda line: [*several(processor, fast)(line), *flashmq(line)],
+            [*fast, *([] if FLASHMQ in fast else [FLASHMQ])],
+            lambda line: [*several(processor, fast)(line), *([] if FLASHMQ in fast else flashmq(line))],
             per_figure_cpu=True,
         ),
         "### Peak memory, MiB",
