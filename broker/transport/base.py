@@ -8,6 +8,7 @@ import ssl
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, NamedTuple, Protocol
 
 CHUNK = 64 * 1024  # bytes of one read, and the most that waits unread in one connection
@@ -16,8 +17,9 @@ KEPT = 4 * 1024 * 1024  # bytes
 Octets = bytes | memoryview  # what is written; whoever holds a view holds all of what it is a part of
 
 
+@cache
 def keep_memory() -> None:
-    """Have the C library keep what large reads and packets take, 8 MiB at most, for the next ones.
+    """Have the C library keep what large packets take, 8 MiB at most, for the next ones. Once is enough.
 
     glibc learns from the largest block it was given back: as long as that was small, it returns to the system
     what is free above 128 KiB, and each buffer of a large packet costs page faults. Messages of 256 KiB took

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from broker.transport.base import CHUNK, Octets, Peer, Peers, Reader, Turn, unpacked_address
+from broker.transport.base import CHUNK, Octets, Peer, Peers, Reader, Turn, keep_memory, unpacked_address
 
 READ, WRITE = 0x1, 0x4  # EPOLLIN and EPOLLOUT, which select has on Linux only
 EVENTS = READ | WRITE  # what the epoll tells us of; the other bits of a connection's state:
@@ -354,6 +354,8 @@ class EpollConnection:
         Who does not take what is written is not: answers to a long read are long, too.
         """
         reader, state = self._reader, self._state
+        if size >= CHUNK:
+            keep_memory()
         if reader is None or reader.serving or size < CHUNK // 4 or self._rest.out is not None:
             self._state &= ~FAST
         elif size >= CHUNK and not state & (EOF | CLOSING | MUTE | FAST) and self._poll.may_be_fast(self):

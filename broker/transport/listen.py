@@ -27,7 +27,6 @@ from broker.transport.base import (
     TransportOptions,
     host_port,
     is_loopback,
-    keep_memory,
 )
 from broker.transport.epoll import Poll
 from broker.transport.memory import MemoryListener
@@ -198,7 +197,6 @@ class SocketListener:
             if self._by_epoll:
                 loop, options, plain = asyncio.get_running_loop(), self._options, self._prepare is None
                 self._poll = Poll(loop, self._peer, options.linger, options.turn, long=plain)
-            keep_memory()
         except OSError as error:
             await self.stop()
             raise OSError(error.errno, f"cannot listen on {self.url}: {error.strerror or error}") from error

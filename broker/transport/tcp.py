@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from broker.transport.base import CHUNK, Octets, Peer, Reader
+from broker.transport.base import CHUNK, Octets, Peer, Reader, keep_memory
 
 
 class TcpConnection(asyncio.BufferedProtocol):
@@ -172,6 +172,8 @@ class TcpConnection(asyncio.BufferedProtocol):
         if self._closing:
             return
         data = bytes(self._buffer[:nbytes])
+        if nbytes >= CHUNK:
+            keep_memory()
         if self._sink is not None:
             self._sink(data)
             return

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from broker.errors import ConfigError
-from broker.transport import epoll
+from broker.transport import epoll, tcp
 from broker.transport.base import CHUNK, Connection, TransportOptions, Turn
 from broker.transport.epoll import EVENTS, LONG, READ, TURN, EpollConnection, Poll
 from broker.transport.listen import SocketListener, listen
@@ -281,6 +281,26 @@ async def test_who_leaves_some_or_is_not_done_with_it_gets_none(monkeypatch: pyt
     connection.receive()
     assert reader.sizes[5:] == [CHUNK, LONG, CHUNK]
     flood.close()
+
+
+@pytest.mark.parametrize("engine", ["epoll", "asyncio"])
+@run
+async def test_memory_is_kept_from_the_first_full_read_on(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[bool] = []
+    for module in (epoll, tcp):
+        monkeypatch.setattr(module, "keep_memory", lambda: kept.append(True))
+    async with serving(engine=engine) as server:
+        connection, sock = await server.pair()
+        await send(sock, b"x")
+        assert await connection.read() == b"x" and not kept
+        connection.attach(Eager(connection, lambda connection, data: None))
+        sending = asyncio.ensure_future(send(sock, BIG))
+        while not kept:
+            await asyncio.sleep(0)
+        await sending
+        sock.close()
 
 
 @run
