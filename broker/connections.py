@@ -46,9 +46,8 @@ class Connections:
         return iter(tuple(self._tasks))
 
     def begin(self) -> None:
-        """Accept clients. What another loop left behind would wait for that loop."""
-        self.open, self.turn = True, Turn()
-        self._terms.flusher = Flusher(self.turn)
+        """Accept clients. A Flusher that another loop left behind would wait for that loop."""
+        self.open, self._terms.flusher = True, Flusher(self.turn)
 
     def task(self, client: Client) -> asyncio.Task[bool] | None:
         """The one that serves *client* at the moment."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import ssl
 from typing import Any
 
@@ -19,6 +20,7 @@ from broker.packet.packets import Connect, Disconnect, Publish, Subscribe, Subsc
 from broker.session.inflight import NO_DELIVERIES, NO_ENTRIES, NO_HELD
 from broker.transport.base import TransportOptions
 from broker.transport.epoll import EpollConnection
+from broker.transport.listen import SocketListener
 from broker.transport.tcp import TcpConnection
 from broker.transport.tls import TlsConnection
 from broker.transport.websocket import WebSocketConnection
@@ -284,3 +286,25 @@ async def test_a_connection_counts_as_much_as_its_kind_takes() -> None:
         wire.incoming.put_nowait(b"")
         await until(lambda: not len(broker._connections))
         assert broker._core.budget.used == before
+
+
+@run_async
+async def test_what_a_turn_brings_is_written_before_the_loop_goes_on() -> None:
+    """By each listener of a broker, also when it was started again."""
+    config = Config(capacity=Capacity(sweep_interval=0, sys_interval=0), listen=("tcp://127.0.0.1:0",) * 2)
+    broker = Broker(config)
+    for _ in range(2):
+        async with broker:
+            for number, listener in enumerate(broker._listeners):
+                assert isinstance(listener, SocketListener) and listener._poll is not None
+                port = int(broker.addresses[number].rpartition(":")[2])
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(encode(Connect(f"c{number}"), Version.MQTT_5))
+                assert await reader.read(1) == b"\x20"
+                await until(lambda: f"c{number}" in broker.clients)  # noqa: B023
+                before = broker.stats.bytes_sent
+                writer.write(b"\xc0\0")
+                assert select.select([listener._poll.epoll], [], [], 10)[0]
+                listener._poll._turn()  # and nothing else
+                assert broker.stats.bytes_sent == before + 2
+                writer.close()

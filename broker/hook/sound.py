@@ -208,8 +208,10 @@ class Verdicts:
                 raise
             except (Exception, asyncio.CancelledError) as error:  # nobody cancels a plain call
                 raise refusal_of(method) from error
-            if found is not True:
+            if found is False:
                 raise NotAuthorized(f"{client.client_id} may not publish to {topic_name}")
+            if found is not True:
+                raise rubbish(method, found, "bool")
 
     def _remember(self, client: ClientInfo, topic: bytes) -> None:
         if self._count >= MOST:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
+from broker.transport.base import Octets
+
 WHOLE_BINARY = 0x82  # first byte of a binary message in one frame
 MAXIMUM_CONTROL = 125  # bytes, the most that a control frame carries [5.5]
 
@@ -284,7 +286,7 @@ def is_close_code(code: int) -> bool:
     return 1000 <= code <= 1003 or 1007 <= code <= 1014 or 3000 <= code <= 4999
 
 
-def encode_frame(opcode: Opcode, payload: bytes | memoryview) -> bytes:
+def encode_frame(opcode: Opcode, payload: Octets) -> bytes:
     """One unmasked, unfragmented frame."""
     size = len(payload)
     if size < 126:

@@ -101,9 +101,9 @@ async def late(*args: Any) -> bool:
     ("verdict", "code"),
     [
         (lambda *args: False, 0x87),
-        (lambda *args: None, 0x87),
-        (lambda *args: 1, 0x87),
-        (lambda *args: "yes", 0x87),
+        (lambda *args: None, 0x83),
+        (lambda *args: 1, 0x83),
+        (lambda *args: "yes", 0x83),
         (refusing(MqttError("no", ReasonCode.QUOTA_EXCEEDED)), 0x97),
         (refusing(MqttError("no", ReasonCode.BANNED)), 0x80),
         (boom, 0x83),
@@ -130,6 +130,15 @@ async def test_57__all_must_say_true(fast_lane: bool, verdict: Any, code: int) -
         await watcher.subscribe("t")  # nothing was retained
         await watcher.expect_nothing()
         assert broker.stats.dropped == {"refused": 12} and len(verdicts_of(broker)) == 0
+
+
+@run_async
+async def test_57__a_hook_that_forgets_to_return_something_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    async with memory_broker(hooks=[hook(may_publish=lambda *args: None)]) as broker:
+        peer = Peer(broker)
+        await peer.connect("ada")
+        assert await peer.publish("t", qos=1) == 0x83
+    assert "may_publish returned None, which is no sound bool" in caplog.text
 
 
 @run_async

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import takewhile
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker.lane.runs import (
@@ -183,6 +183,8 @@ def test_what_has_begun(kind: int) -> None:
     assert not is_begun(bytes((kind, 0x80, 0x80)), 0)
 
 
+@example(0, LARGE + 1, 3 * LARGE)  # much, and not the most of it
+@example(LARGE, 0, LARGE)  # most of it, and not much
 @given(st.integers(0, 3 * LARGE), st.integers(0, 3 * LARGE), st.integers(0, 3 * LARGE))
 def test_a_part_is_a_view_only_of_most_of_it(size: int, begin: int, end: int) -> None:
     begin, end, size = sorted((size, begin, end))

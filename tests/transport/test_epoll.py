@@ -125,7 +125,7 @@ async def test_a_write_that_fails_drains_though_nobody_reads() -> None:
 
 
 @run
-async def test_no_connection_takes_more_of_a_turn_than_one_read() -> None:
+async def test_no_connection_takes_more_of_a_turn_than_one_full_read() -> None:
     order: list[int] = []
 
     async with serving(engine="epoll") as server:
@@ -182,12 +182,14 @@ async def test_outside_of_a_turn_its_end_is_that_of_the_loop_s() -> None:
     await asyncio.sleep(0)
     assert happened == ["later"]
     turn.begin()
+    turn.at_end(lambda: happened.append("at its end"))
     turn.at_end(lambda: turn.at_end(lambda: happened.append("later still")))
     await asyncio.sleep(0)
+    assert happened == ["later"], "it goes on"
     turn.end()
-    assert happened == ["later"]
+    assert happened == ["later", "at its end"]
     await asyncio.sleep(0)
-    assert happened == ["later", "later still"]
+    assert happened == ["later", "at its end", "later still"]
 
 
 @run
@@ -351,6 +353,17 @@ async def test_few_hold_much_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [reader.sizes[-1] for _, reader in pairs[2:]] == [LONG, LONG], "the first of them made room"
     pairs[2][0].receive()
     assert pairs[2][1].sizes[-1] == CHUNK
+    flood.close()
+
+
+@run
+async def test_who_comes_again_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    flood = Flood(monkeypatch)
+    connection, reader = flood.connection()
+    for most in (1 << 30, 1) * 2:
+        flood.most = most
+        connection.receive()
+    assert reader.sizes == [CHUNK, 1] * 2 and flood.poll._fast == [connection]
     flood.close()
 
 
