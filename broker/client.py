@@ -230,6 +230,8 @@ class Client(Outbound[ClientTerms]):
             raise QuotaExceeded("no memory for the rest of a large packet")
 
     def _count_partial(self, held: int) -> None:
+        if self.closed:
+            held = 0
         counted = self.extra.partial_counted
         if held != counted:
             self._terms.budget.take_anyway(held - counted)

@@ -147,6 +147,9 @@ class Outbound(Identified, Generic[T]):
         self.put(data, count)
 
     def _count_blocked(self, size: int) -> None:
+        if self.closed:
+            self._packets, self._bytes = NO_PACKETS, 0
+            return
         limits = self._terms.limits
         waits = self._wait()
         waits.blocked_bytes += size
@@ -177,6 +180,8 @@ class Outbound(Identified, Generic[T]):
         With *about* a Held it waits for that as well; *batch* is -1 if for nothing else. With a *count* it is
         as many: PUBLISH, or PUBACKs, and *about* a StoredRun.
         """
+        if self.closed:
+            return
         waiting = self._wait()
         if waiting.gate is None:
             waiting.gate = deque()
@@ -290,9 +295,10 @@ class Outbound(Identified, Generic[T]):
     def flush(self) -> None:
         """Write all that has collected, in one call."""
         packets = self._packets
-        if packets and not self.closed and not self.waiting.corked:
+        if packets and not self.waiting.corked:
             self._packets, self._bytes = NO_PACKETS, 0
-            self.write(packets[0] if len(packets) == 1 else b"".join(packets))
+            if not self.closed:
+                self.write(packets[0] if len(packets) == 1 else b"".join(packets))
 
     def write(self, data: Octets) -> None:
         """Write *data* now, behind what was written before."""
@@ -313,7 +319,9 @@ class Outbound(Identified, Generic[T]):
         waiting.pending_seen = pending
 
     def _count_pending(self) -> int:
-        """Keep what the connection holds in the budget; gives it."""
+        """Keep what the connection holds in the budget; gives it, or 0 once it has ended: it lingers only."""
+        if self.closed:
+            return 0
         pending: int = self._connection.pending()
         if pending or self.waiting is not IDLE:
             waiting = self._wait()
@@ -420,7 +428,7 @@ class Outbound(Identified, Generic[T]):
         waiting = self.waiting
         if waiting is not IDLE:
             waiting.gate, waiting.corked = None, 0
-            self.budget.give(waiting.gated_bytes + waiting.pending_counted)  # it lingers for a moment only
+            self.budget.give(waiting.gated_bytes + waiting.pending_counted)
             waiting.gated_bytes = waiting.pending_counted = 0
             if waiting.feed is not None:
                 waiting.feed.clear()  # a write loop that waits may hold it for a while

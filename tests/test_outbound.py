@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from broker.client import Client
 from broker.outbound import BURST, FEED, UNREAD_ACKS
 from broker.store.base import levels_of
 from broker.store.journal import Journal
@@ -216,6 +217,45 @@ async def test_after_close_nothing_is_written() -> None:
         bench.outbound.flush()
         await turns()
         assert bench.wire.sent() == b""
+
+
+DOINGS: dict[str, Callable[[Bench], Any]] = {
+    "nothing": lambda bench: None,
+    "a packet": lambda bench: bench.outbound.put(b"x" * 100),
+    "a long packet": lambda bench: bench.outbound.put(b"x" * 2 * BURST),
+    "a packet, written at once": lambda bench: bench.outbound.write(b"x" * 100),
+    "a control packet": lambda bench: bench.outbound.put_control(b"x" * 100),
+    "an acknowledgement that waits": lambda bench: bench.outbound.put_after(1, b"x" * 100),
+    "an acknowledgement that does not": lambda bench: bench.outbound.put_after(0, b"x" * 100),
+    "the beginning of a packet": lambda bench: begin_packet(bench.outbound),
+}
+
+
+def begin_packet(client: Client) -> None:
+    client.own_reader().hold(b"\x30\x64" + bytes(50))
+    client.note_partial(True)
+
+
+@pytest.mark.parametrize("turn", range(4))
+@pytest.mark.parametrize("before", DOINGS)
+@pytest.mark.parametrize("after", DOINGS)
+@run_async
+async def test_who_has_ended_takes_nothing_of_the_budget(before: str, after: str, turn: int) -> None:
+    """Whatever its loops are in the middle of, or is asked of it later, though bytes are still to leave."""
+    bench = Bench()
+    bench.wire.stuck = True
+    bench.outbound.put(b"first")
+    DOINGS[before](bench)
+    await turns(turn)
+    bench.outbound.finish()
+    assert bench.budget.used == 0
+    DOINGS[after](bench)
+    await turns()
+    assert bench.budget.used == 0
+    bench.wire.let_go()
+    await turns()
+    assert bench.budget.used == 0
+    bench.end()
 
 
 # ---- control packets
