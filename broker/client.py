@@ -230,9 +230,7 @@ class Client(Outbound[ClientTerms]):
             raise QuotaExceeded("no memory for the rest of a large packet")
 
     def _count_partial(self, held: int) -> None:
-        if self.closed:
-            held = 0
-        counted = self.extra.partial_counted
+        held, counted = 0 if self.closed else held, self.extra.partial_counted
         if held != counted:
             self._terms.budget.take_anyway(held - counted)
             self.own().partial_counted = held
