@@ -43,9 +43,9 @@ def others() -> set[asyncio.Task[Any]]:
     return asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type]
 
 
-def clients_in_memory() -> int:
+def clients_in_memory() -> list[Client]:
     gc.collect()
-    return sum(isinstance(each, Client) for each in gc.get_objects())
+    return [each for each in gc.get_objects() if isinstance(each, Client)]
 
 
 def port_of(broker: Broker, number: int = 0) -> int:

@@ -12,7 +12,7 @@ from broker.hook.identity import asked
 from broker.hook.stats import Stats
 from broker.packet.message import Message
 from broker.packet.reader import Readers, TopicNames
-from broker.session.inflight import Delivery
+from broker.session.delivery import Delivery
 from broker.session.session import Session
 from broker.session.terms import Terms
 from broker.store.budget import ByteBudget

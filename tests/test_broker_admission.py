@@ -21,7 +21,7 @@ from broker.packet.packets import (
     Pubrec,
     Will,
 )
-from broker.session.will import NEVER
+from broker.session.terms import NEVER
 from broker.transport.base import Peer as Address
 from broker.transport.memory import MemoryConnection
 from tests.broker_scenes import (

@@ -18,7 +18,7 @@ from broker.packet.codec import encode
 from broker.packet.packets import Connect, Packet, Puback, Publish, Subscribe, SubscribeRequest, Will
 from broker.session.inflight import NO_DELIVERIES
 from broker.session.queue import NOTHING
-from broker.session.will import NEVER
+from broker.session.terms import NEVER
 from tests.client_bench import BY_HAND, ERROR, V3, V5, Bench, joined, running
 from tests.peer import Clock, Peer, memory_broker, run_async
 from tests.test_build import COMPILED
@@ -268,7 +268,7 @@ def acknowledge_all(broker: Broker, wire: Wire, qos: int) -> bytes:
     assert client.session is not None
     wire.sent()
     inflight = client.session.inflight
-    runs = (range(run.first, run.first + run.count) for run in inflight.runs or ())
+    runs = (range(run.first, run.first + run.count) for run in inflight.all_runs())
     identifiers = [packet_id.to_bytes(2, "big") for packet_id in chain(inflight.entries, *runs)]
     if qos == 1:
         return b"".join(b"\x40\x02" + packet_id for packet_id in identifiers)

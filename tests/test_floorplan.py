@@ -60,7 +60,7 @@ MODULES: dict[str, set[str]] = {
         *("budget", "journal", "schema", "rows", "pages", "repair"),
     },
     "session": {
-        *("session", "manager", "queue", "inflight", "alias", "will", "terms", "record", "restore"),
+        *("session", "manager", "queue", "delivery", "inflight", "alias", "terms", "record", "restore"),
     },
     "hook": {
         *("base", "begun", "hooks", "auth", "acl", "limits", "stats", "export", "dedup", "sound", "identity"),

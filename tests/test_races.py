@@ -23,7 +23,7 @@ from broker.packet.packets import (
     Will,
 )
 from broker.session.session import Session
-from broker.session.will import NEVER
+from broker.session.terms import NEVER
 from tests.peer import WAIT, Clock, Peer, memory_broker, run_async, settle
 from tests.wire import turns, until
 

@@ -9,7 +9,7 @@ import pytest
 from broker import HookBase, Message, MqttError, NotAuthorized, QuotaExceeded
 from broker.hook.hooks import Hooks
 from broker.router import Router
-from broker.session.inflight import Delivery
+from broker.session.delivery import Delivery
 from broker.store.budget import ByteBudget
 from broker.store.memory import MemoryRetainedStore
 from broker.topic.shared import Turn

@@ -11,7 +11,7 @@ from broker.errors import MqttError, ReasonCode
 from broker.packet.enums import PacketType, Version
 from broker.packet.message import NEVER_ROUTED, Message
 from broker.packet.packets import Puback, Pubcomp, Pubrec, Pubrel
-from broker.session.inflight import State
+from broker.session.delivery import State
 from broker.session.session import Session
 
 PUBREL: Final = 0x62  # first bytes
@@ -49,7 +49,7 @@ def handle_pubrel(core: Core, client: Client, packet: Pubrel) -> Awaitable[None]
     """
     session = client.session
     assert session is not None
-    message = session.inflight.held.get(packet.packet_id)
+    message = session.inflight.held_as(packet.packet_id)
     if message is None:
         _answer_unknown(core, client, Pubcomp, packet.packet_id, PUBCOMP)
         return None

@@ -36,7 +36,7 @@ from broker.refusal import sendable
 from broker.session.alias import InboundAliases, OutboundAliases
 from broker.session.record import record_session
 from broker.session.session import Session
-from broker.session.will import PendingWill, will_of
+from broker.session.terms import PendingWill, will_of
 from broker.topic.name import check_topic_name
 
 log = logging.getLogger("broker.client")

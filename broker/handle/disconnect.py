@@ -15,7 +15,7 @@ from broker.hook.base import ClientInfo, SessionState
 from broker.packet.message import Message
 from broker.packet.packets import Disconnect
 from broker.session.session import Session
-from broker.session.will import NEVER, PendingWill, will_due
+from broker.session.terms import NEVER, PendingWill, will_due
 
 log = logging.getLogger("broker.client")
 

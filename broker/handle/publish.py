@@ -57,11 +57,14 @@ def handle_publish(core: Core, client: Client, packet: Publish) -> Awaitable[Non
     if packet.retain or qos > limits.maximum_qos:
         _check_capability(core, client, packet)
     if qos:
-        if packet.packet_id in session.inflight.held:
+        receiving, inflight = client.extra.receiving, session.inflight
+        # What came in runs is in `receiving` as well: they need not be told apart for each packet.
+        here = packet.packet_id in inflight.singles or (receiving and packet.packet_id in receiving)
+        if here and packet.packet_id in inflight.held:
             _repeated(core, client, packet)
             return None
-        if client.extra.receiving:
-            _count_received(core, client, client.extra.receiving)
+        if receiving:
+            _count_received(core, client, receiving)
     if block is None and not limits.message_expiry_interval and not packet.retain:
         message = Message(topic_name, packet.payload, qos, False, NO_PROPERTIES, client.client_id)
     else:

@@ -90,7 +90,7 @@ class Alike:
     def _take_1(self, client: Client, data: bytes, end: int, topic_end: int, five: bool) -> int:
         """QoS 1: numbered, sent and acknowledged. The first packet ends at *end*."""
         session = client.session
-        if session is None or session.inflight.held or self._journal.failure:
+        if session is None or session.inflight.holds or self._journal.failure:
             return 0
         audience = self._known.qos_1[five].get(data[data[1] >> 7 | 2 : topic_end])
         if audience is None or not self._at_least_once.has_room(audience, len(data)):

@@ -9,7 +9,7 @@ from broker.core import Core
 from broker.lane.audience import Audience1
 from broker.lane.runs import Run, Stretch
 from broker.packet.message import rewrite
-from broker.session.inflight import SentRun
+from broker.session.delivery import SentRun
 
 
 class AtLeastOnce:

@@ -89,22 +89,23 @@ class Audience:
 
 
 class Audience1:
-    """The same for QoS 1, and what was collected for it of one read.
+    """The same for QoS 1, and what was collected for it of one read. Or for QoS 2.
 
-    *numbered* get QoS 1, *lowered* QoS 0. *alone*: no member belongs to another audience, so that it does
-    not matter which of them is served first.
+    *numbered* get QoS 1 or 2, of these *exact* QoS 2, *lowered* QoS 0. *alone*: no member belongs to another
+    audience, so that it does not matter which of them is served first.
     """
 
     __slots__ = (
-        "alone", "heads", "lowered", "members", "numbered", "opened", "queued", "room", "stored",
+        "alone", "exact", "heads", "lowered", "members", "numbered", "opened", "queued", "room", "stored",
         "tails",
     )  # fmt: skip
 
-    def __init__(self, members: Iterable[tuple[Member, int]], alone: bool = True) -> None:
+    def __init__(self, members: Iterable[tuple[Member, int]], alone: bool = True, qos: int = 1) -> None:
         pairs = tuple(members)
         self.members = tuple(member for member, _ in pairs)
-        self.numbered = tuple(member for member, qos in pairs if qos)
-        self.lowered = tuple(member for member, qos in pairs if not qos)
+        self.numbered = tuple(member for member, granted in pairs if granted)
+        self.exact = tuple(member for member, granted in pairs if granted == qos == 2)
+        self.lowered = tuple(member for member, granted in pairs if not granted)
         self.alone = alone
         self.heads: list[bytes] = []  # of packets, up to the identifier
         self.tails: list[bytes] = []  # what is behind it
@@ -149,7 +150,7 @@ def find_links(direct: Iterable[Subscription], qos: int) -> list[tuple[Session, 
             if link.careful:
                 return None
             found.append((subscriber, link, options.qos))
-        elif link is None and qos and options.qos:
+        elif link is None and qos == 1 and options.qos:
             found.append((subscriber, None, options.qos))
         else:
             return None

@@ -33,17 +33,19 @@ class Known:
         self._check_topic = check_topic
         self.generation = -1
         self.turnover = -1
+        self.forgotten = 0  # how often
         self._searches_until = 0.0  # 0: nothing was searched for yet
         self._late = False  # that time is over
         self.now: Callable[[], float] = monotonic
         # For publishers of 3.x and of 5.0.
         self.qos_0: tuple[dict[bytes, Audience | None], ...] = ({}, {})
         self.qos_1: tuple[dict[bytes, Audience1 | None], ...] = ({}, {})
+        self.qos_2: tuple[dict[bytes, Audience1 | None], ...] = ({}, {})
         self.retained: tuple[dict[bytes, Audience | None], ...] = ({}, {})  # QoS 0 with RETAIN
         self._members: dict[Session, Member] = {}
         self._nobody = Audience((), False)
-        self._audiences: dict[tuple[tuple[Member, int], ...], Audience1] = {}
-        self._first: dict[Member, Audience1] = {}  # the first audience of each
+        self._audiences: dict[tuple[int, tuple[tuple[Member, int], ...]], Audience1] = {}  # by QoS
+        self._first: dict[tuple[int, Member], Audience1] = {}  # the first audience of each, by QoS
         self._seen = Seen()
 
     def begin(self) -> None:
@@ -64,7 +66,9 @@ class Known:
         self.turnover = self._core.sessions.terms.turnover
         self.qos_0 = ({}, {})
         self.qos_1 = ({}, {})
+        self.qos_2 = ({}, {})
         self.retained = ({}, {})
+        self.forgotten += 1
         self._members.clear()
         self._audiences.clear()
         self._first.clear()
@@ -137,27 +141,29 @@ class Known:
                 return self._nobody
         return self.find_0(known, topic, five, True)
 
-    def find_1(self, known: dict[bytes, Audience1 | None], topic: bytes, five: bool) -> Audience1 | None:
-        """The same for QoS 1. Topics with the same members share it.
+    def find_1(
+        self, known: dict[bytes, Audience1 | None], topic: bytes, five: bool, qos: int = 1
+    ) -> Audience1 | None:
+        """The same for QoS 1 or 2. Topics with the same members share it.
 
         It is remembered from the second time on, see Seen.
         """
         if topic in known:
             return known[topic]
         once = not self._seen.add(topic)
-        members = self._find(topic, five, 1, once=once)
+        members = self._find(topic, five, qos, once=once)
         if self._late:
             return None
         if once:
-            return None if members is None else Audience1(members, alone=False)
+            return None if members is None else Audience1(members, False, qos)
         audience = None
         if members is not None:
-            key = tuple(members)
+            key = qos, tuple(members)
             audience = self._audiences.get(key)
             if audience is None:
-                audience = self._audiences[key] = Audience1(members)
+                audience = self._audiences[key] = Audience1(members, True, qos)
                 for member, _ in members:
-                    other = self._first.setdefault(member, audience)
+                    other = self._first.setdefault((qos, member), audience)
                     if other is not audience:
                         other.alone = audience.alone = False
         self._remember(known, topic, audience)

@@ -3,10 +3,11 @@
 What the readable lane (client.py, handle/, router.py) does for each packet, this does for as many as stand
 in one read: PUBLISH of QoS 0 and 1 without RETAIN and DUP, and with properties that only travel, for
 sessions that have room, connected or (QoS 1) not, which a store is told of by runs; what is to be retained,
-of QoS 0 and without properties; the PUBACKs of what it sent; PINGREQ; the packets of QoS 2, one by one
-(exactly.py). All else is handed back untouched: PUBLISH while a hook wants to see what clients publish, or to
-topics that `may_publish` refuses, everything while one wants to see what they are sent, and all but PUBACKs
-while memory is short. Without this folder the broker does the same, slower: tests/lane compares them.
+of QoS 0 and without properties; the PUBACKs of what it sent; PINGREQ; the packets of QoS 2 (exactly.py),
+where there is no store. All else is handed back untouched: PUBLISH while a hook wants to see what clients
+publish, or to topics that `may_publish` refuses, everything while one wants to see what they are sent, and
+all but PUBACKs while memory is short. Without this folder the broker does the same, slower: tests/lane
+compares them.
 """
 
 from __future__ import annotations
@@ -32,9 +33,8 @@ from broker.lane.runs import (
     SHORT,
     Run,
     Stretch,
-    acknowledgements,
+    acknowledged,
     count_equal,
-    count_same,
     is_begun,
     part,
     repeats,
@@ -72,8 +72,8 @@ class Lane:
         self._blocks = Blocks(core.config, names)
         self._retaining = Retaining(core, LONGEST)
         self._allowed = Allowed(core, self.known, names, check_topic)
-        self._exactly = Exactly(core, names, self._allowed)
         self._at_least_once = AtLeastOnce(core)
+        self._exactly = Exactly(core, names, self.known, self._allowed, self._at_least_once)
         self._alike = Alike(core, self.known, self._at_least_once)
         self._most_qos = limits.maximum_qos
         self._watched = hooks.inspects_publish
@@ -337,7 +337,7 @@ class Lane:
         """PUBLISH of QoS 1 from *at* on; where what was served, and acknowledged, ends."""
         session = client.session
         assert session is not None
-        if session.inflight.held or self._core.journal.failure:
+        if session.inflight.holds or self._core.journal.failure:
             return at
         five, allowed = client.version is Version.MQTT_5, self._allowed.topics
         known = self.known.qos_1[five]
@@ -467,14 +467,7 @@ class Lane:
         assert session is not None
         inflight, begin = session.inflight, at
         while (run := inflight.runs) is not None:
-            number, first = min(run.count, (len(data) - at) // 4), run.first
-            if number == 1:  # as it is for most, who need no table of 256 KiB for it
-                same = data[at + 3] == first & 0xFF and data[at + 2] == first >> 8 and data[at + 1] == 2
-                number = same and data[at] == PUBACK
-            elif number:
-                expected, place = acknowledgements(PUBACK), 4 * first
-                if data[at : at + 4 * number] != expected[place : place + 4 * number]:
-                    number = count_same(data, at, expected, place)
+            number = acknowledged(data, at, PUBACK, run)
             if not number:
                 break
             session.acknowledge_run(number)

@@ -390,7 +390,7 @@ def bounds(data: bytes, at: int) -> tuple[int, int]:
 
 
 def rewrite(stretch: bytes, five: bool, qos: int, to_five: bool, to_qos: int) -> bytes:
-    """PUBLISH packets of one version and QoS as those of another; *to_qos* is *qos* or 0.
+    """PUBLISH packets of one version and QoS as those of another; *to_qos* is *qos* or lower.
 
     *stretch* has no flags but *qos*, and properties of less than 128 bytes, which 3.x does not get.
     """
@@ -398,7 +398,7 @@ def rewrite(stretch: bytes, five: bool, qos: int, to_five: bool, to_qos: int) ->
     while at < len(stretch):
         start, at = bounds(stretch, at)
         topic_end = start + 2 + (stretch[start] << 8 | stretch[start + 1])
-        block_at = topic_end + 2 * qos
+        block_at = topic_end + (2 if qos else 0)
         payload_at = block_at + 1 + stretch[block_at] if five else block_at
         head = stretch[start : block_at if to_qos else topic_end]
         block = (stretch[block_at:payload_at] or b"\0") if to_five else b""
@@ -407,8 +407,13 @@ def rewrite(stretch: bytes, five: bool, qos: int, to_five: bool, to_qos: int) ->
     return bytes(out)
 
 
+def topic_size(name: bytes) -> int:
+    """What `text_size` says of a Topic Name that stands there as *name*."""
+    return len(name) if name.isascii() else text_size(name.decode())
+
+
 def renumber(packets: bytes, size: int, offset: int, first: int) -> bytes:
-    """QoS 1 *packets* of *size* bytes each, with the identifiers from *first* on, which stand at *offset*."""
+    """*packets* of *size* bytes each, with the identifiers from *first* on, which stand at *offset*."""
     high, low = halves()
     count = len(packets) // size
     out = bytearray(packets)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import IntEnum
 from itertools import chain, islice
 from operator import attrgetter
 from typing import Any, ClassVar, Final
@@ -13,98 +11,19 @@ from typing import Any, ClassVar, Final
 from broker.errors import ProtocolError
 from broker.packet.enums import PacketType, Version
 from broker.packet.message import LAST_IDENTIFIER, Message, numbered_packets
-from broker.packet.packets import Publish
-from broker.packet.reader import PacketReader
-
-SHORTEST_RUN: Final = 8  # messages of a queue that are sent in one piece
-LONGEST_RUN: Final = 512
-RUN_BYTES: Final = 128 * 1024  # of the byte budget that such a piece takes, about
-
-
-class State(IntEnum):
-    """What an outbound message waits for."""
-
-    QUEUED = 0
-    WAIT_PUBACK = 1
-    WAIT_PUBREC = 2
-    WAIT_PUBCOMP = 3
-    DONE = 4
-
-
-WAIT_PUBACK: Final = State.WAIT_PUBACK  # read for each message
-WAIT_PUBREC: Final = State.WAIT_PUBREC
-DONE: Final = State.DONE
-# Every legal step; all else is a ProtocolError. A PUBACK or PUBREC of 0x80 or more ends it at once.
-NEXT: Final = {
-    (State.WAIT_PUBACK, PacketType.PUBACK): State.DONE,  # QoS 1 [4.3.2]
-    (State.WAIT_PUBREC, PacketType.PUBREC): State.WAIT_PUBCOMP,  # QoS 2 [4.3.3]: we answer PUBREL
-    (State.WAIT_PUBCOMP, PacketType.PUBREC): State.WAIT_PUBCOMP,  # PUBREC again: PUBREL again
-    (State.WAIT_PUBCOMP, PacketType.PUBCOMP): State.DONE,
-}
-
-
-@dataclass(slots=True, eq=False, init=False)
-class Delivery:
-    """One QoS 1 or 2 message on its way to one session.
-
-    *share* is the full filter of the shared subscription that chose this session, or empty.
-    *counted* says that it holds a slot of the current connection's Receive Maximum, *requested* that
-    it is a retained message which a SUBSCRIBE asked for: then *retain* holds for every version.
-    *record*, *row* and *batch* are what a durable store knows it by; the batch is that of its last change.
-    """
-
-    message: Message
-    qos: int
-    retain: bool
-    identifiers: tuple[int, ...]
-    share: str
-    packet_id: int
-    state: State
-    counted: bool
-    requested: bool
-    record: Any
-    row: int
-    batch: int
-    number: int  # of all that its session was ever sent
-
-    def __init__(  # by hand, as in Publish
-        self,
-        message: Message,
-        qos: int,
-        retain: bool,
-        identifiers: tuple[int, ...] = (),
-        share: str = "",
-        packet_id: int = 0,
-        state: State = State.QUEUED,
-        counted: bool = False,
-        requested: bool = False,
-        number: int = 0,
-    ) -> None:
-        self.message = message
-        self.qos = qos
-        self.retain = retain
-        self.identifiers = identifiers
-        self.share = share
-        self.packet_id = packet_id
-        self.state = state
-        self.counted = counted
-        self.requested = requested
-        self.record = None
-        self.row = 0
-        self.batch = 0
-        self.number = number
-
-    @property
-    def plain(self) -> bool:
-        """Whether a SentRun can say all there is to know of it."""
-        more = self.retain or self.identifiers or self.share or self.record
-        return self.qos == 1 and not more and self.message.expires_at is None
-
-    def revoke(self) -> None:
-        """The store has refused its message: it is not delivered, unless it was sent already."""
-        if self.record is not None:
-            self.record.session.revoke(self)
-
+from broker.session.delivery import (
+    LONGEST_RUN,
+    NEXT,
+    RUN_BYTES,
+    SHORTEST_RUN,
+    WAIT_PUBACK,
+    WAIT_PUBREC,
+    Delivery,
+    ExactRuns,
+    HeldRun,
+    SentRun,
+    State,
+)
 
 # Of all that have none, since most sessions never do; nothing may be put into these.
 NO_DELIVERIES: Final[deque[Any]] = deque(maxlen=0)
@@ -113,72 +32,19 @@ NO_ENTRIES: Final[dict[int, Delivery]] = {}
 BLANKS: Final = 64  # windows for which there is a BlankInflight; clients may ask for any
 
 
-class SentRun:
-    """QoS 1 messages that the fast lane sent together: their PUBLISH packets, some acknowledged already.
-
-    Those that are left have the identifiers from *first* on and take *cost* of the byte budget. *part* is
-    what a durable store knows them by, or None. Going through one gives it and the runs that were sent after
-    it: a deque of them would take 760 bytes, and most sessions have one run at a time.
-    """
-
-    __slots__ = (
-        *("client_id", "cost", "count", "done", "first", "five", "number", "packets", "part", "sent_at"),
-        "next",
-    )
-
-    def __init__(
-        self, first: int, count: int, packets: bytes, cost: int, client_id: str, five: bool, sent_at: float
-    ) -> None:
-        self.first = first
-        self.count = count
-        self.done = 0  # packets at the beginning that were acknowledged
-        self.packets = packets
-        self.cost = cost
-        self.client_id = client_id
-        self.five = five
-        self.sent_at = sent_at  # seconds, when Message Expiry Interval began
-        self.number = 0  # of the first, as in Delivery
-        self.part: Any = None
-        self.next: SentRun | None = None
-
-    def __iter__(self) -> Iterator[SentRun]:
-        run: SentRun | None = self
-        while run is not None:
-            yield run
-            run = run.next
-
-    def deliveries(self) -> Iterator[Delivery]:
-        """Those that are left, as the readable lane knows them."""
-        sent = read_packets(self.packets, self.five)
-        for number, packet in enumerate(islice(sent, self.done, None), self.number):
-            message = Message(
-                packet.topic_name, packet.payload, 1, properties=packet.properties, client_id=self.client_id
-            )
-            interval = packet.properties.get("message_expiry_interval")
-            message.expires_at = None if interval is None else self.sent_at + interval
-            delivery = Delivery(message, 1, False, packet_id=packet.packet_id, counted=True, number=number)
-            delivery.state = State.WAIT_PUBACK
-            yield delivery
-
-
-def read_packets(packets: bytes, five: bool) -> Iterator[Publish]:
-    """PUBLISH packets of ours, one by one."""
-    reader = PacketReader(strict=False, from_client=False)
-    reader.version = Version.MQTT_5 if five else Version.MQTT_3_1_1
-    return (packet for packet in reader.feed(packets) if isinstance(packet, Publish))
-
-
 class Inflight:
     """Outbound messages that were sent and not completed, by Packet Identifier.
 
     The table keeps the order of the first sending and outlives connections; `window` and `used`
     belong to the current connection [MQTT5 4.9]. Inbound QoS 2 messages are in `held` from
-    PUBLISH to PUBREL. What the fast lane sent is in `runs`, the oldest of them, until something has to be
-    known of one of its messages: `thaw` makes entries of them.
+    PUBLISH to PUBREL. What the fast lane sent is in `runs`, the oldest of them, or with QoS 2 in `exact`,
+    until something has to be known of one of its messages: `thaw` makes entries of them. What it holds is
+    in `held_run`, the oldest, until somebody looks at `held`.
     """
 
     __slots__ = (
-        *("_newest", "_started", "_unused_to", "entries", "held", "last", "resend", "runs", "used", "window"),
+        *("_held", "_newest", "_newest_held", "_started", "_unused_to", "entries", "exact", "held_run"),
+        *("last", "resend", "runs", "used", "window"),
     )
 
     blank: ClassVar[bool] = False
@@ -187,10 +53,13 @@ class Inflight:
         """*last* is the Packet Identifier behind which it begins: one is not used again at once."""
         self.runs: SentRun | None = None
         self._newest: SentRun | None = None  # of the runs
+        self.exact: ExactRuns | None = None
+        self.held_run: HeldRun | None = None
+        self._newest_held: HeldRun | None = None
         self._started = 0  # messages that were ever sent
         self._unused_to = 0  # no identifier between `last` and this one is in use
         self.entries = NO_ENTRIES
-        self.held = NO_HELD
+        self._held = NO_HELD
         self.resend = NO_DELIVERIES  # of an earlier connection, not sent on this one yet
         self.window = window
         self.used = 0
@@ -210,13 +79,15 @@ class Inflight:
     def is_free(self, packet_id: int, count: int = 1) -> bool:
         """Whether nobody has one of *count* identifiers from *packet_id* on."""
         wanted = range(packet_id, packet_id + count)
-        runs = any(run.first < wanted.stop and packet_id < run.first + run.count for run in self.runs or ())
+        runs = any(run.first < wanted.stop and packet_id < run.first + run.count for run in self.all_runs())
         return not runs and not any(each in self.entries for each in wanted)
 
     def open(self, window: int) -> Inflight:
         """A new connection: its quota starts afresh, and all that is unfinished is to be sent again."""
         self.window = window
         self.used = 0
+        if self.held_run is not None:  # the fast lane knows them by what came on one connection
+            self.thaw_held()
         for delivery in self.entries.values():
             delivery.counted = False
         self.resend = deque(self.entries.values()) if self.entries else NO_DELIVERIES
@@ -230,7 +101,7 @@ class Inflight:
 
     def rest(self) -> Inflight:
         """The one to go on with while nothing is sent: everybody's, if nothing is left of what was."""
-        if self.entries or self.held or self.runs or self.resend or self.used:
+        if self.entries or self.runs or self.exact or self.holds or self.resend or self.used:
             return self
         found = blank(self.window)
         return found if found.blank else self
@@ -243,11 +114,12 @@ class Inflight:
     def start(self, delivery: Delivery) -> None:
         """Give *delivery* an unused Packet Identifier and a slot. Needs `room`."""
         entries = self.entries
-        if self.runs and self.count_unused():  # else there may be thousands of runs to look through
+        in_runs = self.runs is not None or self.exact is not None
+        if in_runs and self.count_unused():  # else there may be thousands of runs to look through
             packet_id = self.next_unused()
         else:
             packet_id = self.last % LAST_IDENTIFIER + 1
-            while packet_id in entries or (self.runs and self._in_run(packet_id)):
+            while packet_id in entries or (in_runs and self._in_run(packet_id)):
                 packet_id = packet_id % LAST_IDENTIFIER + 1
         if packet_id <= self.last:
             self._unused_to = 0
@@ -266,18 +138,73 @@ class Inflight:
             self.entries = {}
         self.entries[delivery.packet_id] = delivery
 
+    # ---- inbound QoS 2 messages
+
+    @property
+    def held(self) -> dict[int, Message]:
+        """By Packet Identifier, to be looked at only."""
+        if self.held_run is not None:
+            self.thaw_held()
+        return self._held
+
+    def thaw_held(self) -> None:
+        """Something has to be known of single messages: runs become `singles`."""
+        if self._held is NO_HELD:
+            self._held = {}
+        run = self.held_run
+        while run is not None:
+            self._held.update(run.messages())
+            run = run.next
+        self.held_run = self._newest_held = None
+
+    @property
+    def singles(self) -> dict[int, Message]:
+        """Those of them that are in no run, as `held`."""
+        return self._held
+
+    @property
+    def holds(self) -> bool:
+        """Whether there are any."""
+        return self.held_run is not None or len(self._held) > 0
+
+    def held_as(self, packet_id: int) -> Message | None:
+        """The one that *packet_id* holds."""
+        single = self._held.get(packet_id)
+        return self.held.get(packet_id) if single is None else single
+
     def hold(self, packet_id: int, message: Message) -> None:
-        """An inbound QoS 2 message has come."""
-        if self.held is NO_HELD:
-            self.held = {}
-        self.held[packet_id] = message
+        """One has come."""
+        held = self._held
+        if held is NO_HELD:
+            held = self._held = {}
+        held[packet_id] = message
 
     def let_go(self, packet_id: int) -> Message | None:
         """The message that *packet_id* held until now."""
-        message = self.held.pop(packet_id, None)
-        if not self.held:
-            self.held = NO_HELD
+        held = self._held if packet_id in self._held else self.held
+        message = held.pop(packet_id, None)
+        if not held:
+            self._held = NO_HELD
         return message
+
+    def hold_run(self, run: HeldRun) -> None:
+        """Many have come."""
+        if self.held_run is None or self._newest_held is None:
+            self.held_run = run
+        else:
+            self._newest_held.next = run
+        self._newest_held = run
+
+    def let_go_run(self, count: int) -> HeldRun:
+        """The first *count* messages of the oldest run, which are held no longer."""
+        run = self.held_run
+        assert run is not None
+        if count < run.count:
+            return run.split(count)
+        self.held_run = run.next
+        if run.next is None:
+            self._newest_held = None
+        return run
 
     # ---- runs of the fast lane
 
@@ -315,7 +242,7 @@ class Inflight:
         if self.last >= LAST_IDENTIFIER:
             self.last = self._unused_to = 0
         if self.last + 1 >= self._unused_to:
-            runs = (run.first for run in self.runs or ())
+            runs = (run.first for run in self.all_runs())
             used = (packet_id for packet_id in chain(self.entries, runs) if packet_id > self.last)
             self._unused_to = min(used, default=LAST_IDENTIFIER + 1)
         return self._unused_to - self.last - 1
@@ -323,6 +250,27 @@ class Inflight:
     def next_unused(self) -> int:
         """The identifier after the last one; see `count_unused`."""
         return self.last + 1
+
+    def all_runs(self) -> Iterator[SentRun]:
+        """Those of QoS 1, and then those of QoS 2."""
+        return chain(self.runs or (), self.exact or ())
+
+    def add_exact(self, run: SentRun) -> None:
+        """As `add_run`, with QoS 2."""
+        if self.exact is None:
+            self.exact = ExactRuns()
+        self.exact.add(run)
+        self._count_run(run)
+
+    def complete_run(self, count: int) -> int:
+        """PUBCOMP for the first *count* messages that wait for it in `exact`; gives what they took."""
+        exact = self.exact
+        assert exact is not None
+        self.used -= count
+        cost = exact.complete(count)
+        if exact.received is None and exact.sent is None:
+            self.exact = None
+        return cost
 
     def add_run(self, run: SentRun) -> None:
         """*run* was sent now, with identifiers from `next_unused`."""
@@ -332,6 +280,9 @@ class Inflight:
         else:
             newest.next = run
         self._newest = run
+        self._count_run(run)
+
+    def _count_run(self, run: SentRun) -> None:
         run.number = self._started + 1
         self._started += run.count
         self.last = run.first + run.count - 1
@@ -349,31 +300,26 @@ class Inflight:
             if run.next is None:
                 self._newest = None
             return run.cost
-        given = run.cost * count // run.count
-        run.first += count
-        run.number += count
-        run.count -= count
-        run.done += count
-        run.cost -= given
-        return given
+        return run.shorten(count)
 
     def thaw(self) -> tuple[list[Delivery], int]:
         """Make entries of all runs, in the order of sending; gives them, and the bytes that the runs took."""
         thawed: list[Delivery] = []
-        cost = 0
+        cost = sum(run.cost for run in self.all_runs())
         for run in self.runs or ():
-            cost += run.cost
             deliveries = [*run.deliveries()]
             if run.part is not None:
                 run.part.thawed(deliveries)
             thawed += deliveries
+        if self.exact is not None:
+            thawed += self.exact.deliveries()
         ordered = sorted(chain(self.entries.values(), thawed), key=attrgetter("number"))
-        self.runs = self._newest = None
+        self.runs = self._newest = self.exact = None
         self.entries = {delivery.packet_id: delivery for delivery in ordered}
         return thawed, cost
 
     def _in_run(self, packet_id: int) -> bool:
-        return any(run.first <= packet_id < run.first + run.count for run in self.runs or ())
+        return any(run.first <= packet_id < run.first + run.count for run in self.all_runs())
 
     def take_released(self) -> list[Delivery]:
         """Remove those that only need their PUBREL again from what is to be resent: it waits for no slot."""
@@ -443,7 +389,13 @@ class BlankInflight(Inflight):
     def hold(self, packet_id: int, message: Message) -> None:
         raise AssertionError("this is everybody's")
 
+    def hold_run(self, run: HeldRun) -> None:
+        raise AssertionError("this is everybody's")
+
     def add_run(self, run: SentRun) -> None:
+        raise AssertionError("this is everybody's")
+
+    def add_exact(self, run: SentRun) -> None:
         raise AssertionError("this is everybody's")
 
 

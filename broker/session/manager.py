@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from broker.packet.message import text_size
 from broker.session.session import Session
-from broker.session.terms import Terms
-from broker.session.will import NEVER
+from broker.session.terms import NEVER, Terms
 
 AT_ONCE = 10_000  # queued messages that one look at their deadlines may go through
 OVERHEAD = 900  # bytes that a session and its tables take in the budget, about: 250, and more with a store

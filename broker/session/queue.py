@@ -3,120 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from broker.packet.enums import Version
-from broker.packet.message import Message, bounds, renumber, renumber_each, rewrite, text_size
-from broker.session.inflight import (
-    LONGEST_RUN,
-    NO_DELIVERIES,
-    RUN_BYTES,
-    Delivery,
-    Inflight,
-    SentRun,
-    State,
-    blank,
-    read_packets,
-)
-from broker.session.terms import Terms
-from broker.session.will import NEVER, PendingWill
-
-
-class QueuedRun:
-    """QoS 1 messages that wait together, as the PUBLISH packets that one publisher sent.
-
-    None has a property, an expiry or a subscription option. Each takes *overhead* of the byte budget besides
-    its own size; *cost* is all of that. *size* is that of each packet if all are equal but for payload and
-    identifier, which stands at *offset* then; else 0. *part* is what a durable store knows them by, or None.
-    """
-
-    __slots__ = (
-        "_at", "client_id", "cost", "count", "five", "offset", "overhead", "packets", "part", "size",
-    )  # fmt: skip
-
-    # What a Delivery says of itself.
-    qos: ClassVar[int] = 1
-    share: ClassVar[str] = ""
-    plain: ClassVar[bool] = False
-
-    def __init__(
-        self,
-        packets: bytes,
-        count: int,
-        five: bool,
-        client_id: str,
-        cost: int,
-        overhead: int,
-        size: int = 0,
-        offset: int = 0,
-    ) -> None:
-        self.packets = packets
-        self._at = 0  # where the first of them begins
-        self.count = count
-        self.five = five
-        self.client_id = client_id
-        self.cost = cost
-        self.overhead = overhead
-        self.size = size
-        self.offset = offset
-        self.part: Any = None
-
-    def extend(self, other: QueuedRun) -> bool:
-        """Take *other*, which came right behind, in; False: it is not like this one, or it is too much."""
-        mine = (self.five, self.client_id, self.size, self.offset)
-        if mine != (other.five, other.client_id, other.size, other.offset) or self.part or other.part:
-            return False
-        count, cost = self.count + other.count, self.cost + other.cost
-        if count > LONGEST_RUN or cost > RUN_BYTES or (self.size and cost * self.count != self.cost * count):
-            return False
-        self.packets = self.packets[self._at :] + other.packets
-        self._at = 0
-        self.count = count
-        self.cost = cost
-        return True
-
-    def take(self, count: int) -> QueuedRun:
-        """The first *count* messages, fewer than there are, which leave this run."""
-        if self.size:
-            end, cost = self._at + count * self.size, self.cost // self.count * count
-        else:
-            end, cost = self._measure(count)
-        taken = QueuedRun(
-            self.packets[self._at : end], count, self.five, self.client_id, cost, self.overhead,
-            self.size, self.offset,
-        )  # fmt: skip
-        self._at = end
-        self.count -= count
-        self.cost -= cost
-        if self.part is not None:
-            taken.part = self.part
-            self.part = taken.part.split(count)
-        return taken
-
-    def _measure(self, count: int) -> tuple[int, int]:
-        """Where the first *count* packets end, and what they cost."""
-        packets, end, cost = self.packets, self._at, count * (self.overhead - self.five)
-        for _ in range(count):
-            start, end = bounds(packets, end)
-            topic_end = start + 2 + (packets[start] << 8 | packets[start + 1])
-            cost += text_size(packets[start + 2 : topic_end].decode()) + end - topic_end - 2
-        return end, cost
-
-    def numbered(self, five: bool, first: int) -> bytes:
-        """The packets for a 5.0 client or another, with the identifiers from *first* on."""
-        packets = self.packets[self._at :] if self._at else self.packets
-        if self.size:
-            packets = renumber(packets, self.size, self.offset, first)
-        else:
-            packets = renumber_each(packets, first)
-        return packets if five == self.five else rewrite(packets, self.five, 1, five, 1)
-
-    def deliveries(self) -> Iterator[Delivery]:
-        """The messages as the readable lane queues them."""
-        for packet in read_packets(self.packets[self._at :], self.five):
-            message = Message(packet.topic_name, packet.payload, 1, client_id=self.client_id)
-            yield Delivery(message, 1, False)
+from broker.session.delivery import Delivery, QueuedRun, SentRun, State
+from broker.session.inflight import NO_DELIVERIES, Inflight, blank
+from broker.session.terms import NEVER, PendingWill, Terms
 
 
 class Extra:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from broker.packet.message import Message
-from broker.session.inflight import Delivery, read_packets
-from broker.session.queue import QueuedRun
+from broker.session.delivery import Delivery, QueuedRun, read_packets
 from broker.session.session import Session
-from broker.session.will import NEVER
+from broker.session.terms import NEVER
 from broker.store.base import Row, Table
 from broker.store.journal import Journal
 from broker.store.rows import new_row

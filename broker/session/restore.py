@@ -11,12 +11,11 @@ from typing import Any
 from broker.errors import MqttError
 from broker.packet.enums import Version
 from broker.packet.message import Message, bounds, text_size
-from broker.session.inflight import Delivery, SentRun, State
+from broker.session.delivery import Delivery, QueuedRun, SentRun, State
 from broker.session.manager import SessionManager
-from broker.session.queue import QueuedRun
 from broker.session.record import Part, SessionRecord, StoredRun
 from broker.session.session import FOR_EVER, Session
-from broker.session.will import NEVER, PendingWill
+from broker.session.terms import NEVER, PendingWill
 from broker.store.base import DurableStore, Row, Table
 from broker.store.journal import Journal, MessageRecord
 from broker.store.memory import MemoryRetainedStore, NoteStore

@@ -8,10 +8,10 @@ from typing import Final
 from broker.packet.enums import PacketType, Version
 from broker.packet.message import LAST_IDENTIFIER, Message
 from broker.packet.packets import Pubrel
-from broker.session.inflight import NO_DELIVERIES, Delivery, SentRun, State, blank
+from broker.session.delivery import Delivery, HeldRun, SentRun, State
+from broker.session.inflight import NO_DELIVERIES, blank
 from broker.session.queue import NOTHING, Queue
-from broker.session.terms import Link, Recorder, Terms
-from broker.session.will import NEVER, PendingWill
+from broker.session.terms import NEVER, Link, PendingWill, Recorder, Terms
 from broker.store.budget import same
 from broker.topic.shared import Turn
 from broker.topic.subscription import Subscription, footprint
@@ -293,13 +293,23 @@ class Session(Queue):
         self.terms.budget.take_anyway(run.cost)
         self.table().add_run(run)
 
+    def send_exact(self, run: SentRun) -> None:
+        """The same with QoS 2."""
+        self.bytes += run.cost
+        self.terms.budget.take_anyway(run.cost)
+        self.table().add_exact(run)
+
+    def complete_run(self, count: int) -> None:
+        """PUBCOMP for the first *count* QoS 2 messages that wait for it; then somebody must `pump`."""
+        self._give(self.inflight.complete_run(count))
+
     def acknowledge_run(self, count: int) -> None:
         """PUBACK for the first *count* messages of the oldest run; then somebody must `pump`."""
         self._give(self.inflight.acknowledge_run(count))
 
     def thaw(self) -> None:
         """Something has to be known of single messages: runs become deliveries."""
-        if self.inflight.runs:
+        if self.inflight.runs or self.inflight.exact:
             thawed, cost = self.inflight.thaw()
             self._give(cost - sum(each.message.size + self.terms.overhead for each in thawed))
 
@@ -325,6 +335,22 @@ class Session(Queue):
             if self.state is not None:
                 self.state.let_go(packet_id, message)
         return message
+
+    def hold_run(self, run: HeldRun) -> bool:
+        """The same for many, of a session that is not stored."""
+        several = self.bytes > 0 or run.count > 1
+        too_much = several and self.bytes + run.cost > self.terms.maximum_queued_bytes
+        if too_much or not self.terms.budget.take(run.cost):
+            return False
+        self.bytes += run.cost
+        self.table().hold_run(run)
+        return True
+
+    def let_go_run(self, count: int) -> HeldRun:
+        """The first *count* messages of the oldest run, which is held no longer."""
+        run = self.inflight.let_go_run(count)
+        self._give(run.cost)
+        return run
 
     # ---- what it takes besides messages
 
@@ -429,7 +455,7 @@ class Session(Queue):
         if self.is_bare:
             self.charge(-self.fixed_bytes)
             return
-        for run in self.inflight.runs or ():
+        for run in self.inflight.all_runs():
             self._drop_run(run)
         self._empty()
         for delivery in self.inflight.entries.values():

@@ -1,16 +1,48 @@
-"""What a session shares with all others, and what it needs of the world around it."""
+"""What a session shares with all others, what it needs of the world around it, and the will it leaves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from broker.packet.message import Message
-from broker.packet.packets import Pubrel
-from broker.session.inflight import Delivery
+from broker.packet.message import Message, travelling
+from broker.packet.packets import Connect, Pubrel
+from broker.session.delivery import Delivery
 from broker.store.budget import ByteBudget
 from broker.topic.subscription import Subscription
+
+NEVER: Final = float("inf")
+
+
+@dataclass(slots=True)
+class PendingWill:
+    """A will that is stored with a session. *delay* is in seconds; 0 for 3.x."""
+
+    message: Message
+    delay: int = 0
+
+
+def will_of(packet: Connect) -> PendingWill | None:
+    """The will that *packet* carries. Its message expiry starts at publication, not here."""
+    will = packet.will
+    if will is None:
+        return None
+    delay = will.properties.get("will_delay_interval", 0)
+    message = Message(
+        topic_name=will.topic_name,
+        payload=will.payload,
+        qos=will.qos,
+        retain=will.retain,
+        properties=travelling(will.properties),
+        client_id=packet.client_id,
+    )
+    return PendingWill(message, delay)
+
+
+def will_due(will: PendingWill, left_at: float, session_ends_at: float) -> float:
+    """When the will is to be published: after its delay, or with the session if that ends earlier."""
+    return min(left_at + will.delay, session_ends_at)
 
 
 class Link(Protocol):

@@ -454,7 +454,7 @@ TARGET = Target(
             "handle.auth",
         ),
         *("handle.publish", "handle.acks", "handle.subscribe", "handle.disconnect", "handle.dispatch"),
-        *("session.session", "session.manager", "session.inflight", "session.alias", "session.will"),
+        *("session.session", "session.manager", "session.inflight", "session.alias", "session.delivery"),
         *("hook.hooks", "store.memory", "transport.memory"),
     ),
     settings=SETTINGS,

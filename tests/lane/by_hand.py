@@ -19,17 +19,26 @@ def by_hand(**limits: Any) -> Config:
     return Config(capacity=BY_HAND, limits=Limits(**limits))
 
 
-async def joined(broker: Broker, client_id: str, *filters: str, qos: int = 0, version: Version = V5) -> Wire:
-    """A client whose connection the test holds in its hand."""
+async def joined(
+    broker: Broker,
+    client_id: str,
+    *filters: str,
+    qos: int = 0,
+    version: Version = V5,
+    keep: bool = False,
+    **connect: Any,
+) -> Wire:
+    """A client whose connection the test holds in its hand. *keep*: with what it was sent."""
     wire = Wire()
     broker._connections.accept(wire)
-    data = encode(Connect(client_id, version), version)
+    data = encode(Connect(client_id, version, **connect), version)
     if filters:
         data += encode(Subscribe(1, [SubscribeRequest(one, qos) for one in filters]), version)
     wire.incoming.put_nowait(data)
     await turns(10)
     assert client_id in broker.clients
-    wire.sent()
+    if not keep:
+        wire.sent()
     return wire
 
 

@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 from broker import Broker, Capacity, Config, Limits
 from broker.packet import packets as mqtt
 from broker.packet.enums import Version
-from broker.session.inflight import Delivery, State
-from broker.session.queue import QueuedRun
+from broker.session.delivery import Delivery, QueuedRun, State
 from broker.store.base import Table
 from broker.store.repair import verify
 from tests.durable import Machine, broken_disk, committed, journal_of, recovered, until

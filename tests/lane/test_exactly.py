@@ -8,11 +8,11 @@ import pytest
 
 from broker import Broker
 from broker.lane import lane as fast
-from broker.lane.exactly import STEP
+from broker.lane.exactly import FEWER, LONGEST, STEP
 from broker.packet.codec import encode
 from broker.packet.enums import Version
 from broker.packet.packets import Disconnect, Puback, Pubcomp, Publish, Pubrec, Pubrel
-from tests.lane.by_hand import by_hand, joined, publishes, take
+from tests.lane.by_hand import by_hand, joined, take
 from tests.peer import Clock, Peer, memory_broker, run_async
 
 V5 = Version.MQTT_5
@@ -123,11 +123,16 @@ async def test_behind_an_answer_that_waits_for_the_store_nothing_is_taken() -> N
 
 @run_async
 async def test_one_read_is_left_after_a_while() -> None:
-    async with memory_broker(by_hand()) as broker:
+    """Runs of messages that are not alike, and the PUBRELs of them; and each message by itself."""
+    async with memory_broker(by_hand(receive_maximum=65_535)) as broker:
         await start(broker)
-        some = fast.MOST // STEP
-        data = publishes(*["t"] * (some + 3), qos=2)
-        rest = take(broker, "p", data)
-        assert len(rest) == 3 * (len(data) // (some + 3))
-        rels = b"".join(b"\x62\x02" + (n * 2 + 2).to_bytes(2, "big") for n in range(some))
+        some = fast.MOST * FEWER // STEP
+        packets = [encode(Publish("t", b"x" * (n % 2), 2, packet_id=n), V5) for n in range(1, some + LONGEST)]
+        assert 0 < len(take(broker, "p", b"".join(packets))) < LONGEST * len(packets[0])
+        rels = b"".join(b"\x62\x02" + n.to_bytes(2, "big") for n in range(1, some))
         assert 0 < len(take(broker, "p", rels)) < len(rels)
+        session = broker.clients["p"].session
+        assert session is not None and session.inflight.held and session.inflight.singles
+        assert 0 < len(take(broker, "p", b"".join(packets[-some // 4 :]))) < len(rels)
+
+

@@ -80,7 +80,7 @@ async def test_who_sees_what_is_published_leaves_it_the_acknowledgements() -> No
         (publishes("t", "u", "t"), b""),
         (publishes("t", "t", qos=1), b""),
         (publishes("t", qos=1) + b"\xc0\0" * 3 + publishes("t"), b""),
-        (publishes("t", qos=2), publishes("t", qos=2)),
+        (publishes("t", qos=2), b""),
         (publishes("t") + b"\x31\x05\0\1t\0r" + publishes("t"), b""),
         (b"\x31\x05\0\1t\0r" * 3 + b"\x31\x05\0\1t", b""),
         (b"\x31\x04\0\1t\0" + publishes("t"), b"\x31\x04\0\1t\0" + publishes("t")),  # it is deleted

@@ -15,7 +15,8 @@ from broker.packet.codec import encode
 from broker.packet.message import Message
 from broker.packet.packets import Puback, Publish
 from broker.packet.reader import PacketReader
-from broker.session.inflight import Delivery, Inflight, SentRun
+from broker.session.delivery import Delivery, SentRun
+from broker.session.inflight import Inflight
 from tests.lane.by_hand import BY_HAND, V5, by_hand, joined, publishes, take
 from tests.peer import Clock, Peer, memory_broker, run_async, settle
 from tests.wire import turns

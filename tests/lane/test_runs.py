@@ -48,7 +48,7 @@ def version(five: bool) -> Version:
 
 @given(
     st.lists(st.tuples(topics, payloads, packet_ids, st.sampled_from(PROPERTIES)), min_size=1, max_size=8),
-    *(st.booleans(), st.booleans(), st.sampled_from(((0, 0), (1, 0), (1, 1)))),
+    *(st.booleans(), st.booleans(), st.sampled_from(((0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)))),
 )
 def test_rewritten_is_decoded_changed_and_encoded(
     messages: list[tuple[str, bytes, int, dict[str, object]]], five: bool, to_five: bool, qos: tuple[int, int]
@@ -70,22 +70,22 @@ def test_rewritten_is_decoded_changed_and_encoded(
 
 @given(
     st.lists(st.tuples(topics, payloads), min_size=1, max_size=8), st.booleans(), st.booleans(),
-    st.integers(1, 65535 - 8),
+    st.integers(1, 65535 - 8), st.sampled_from(((1, 1), (2, 1), (2, 2))),
 )  # fmt: skip
 def test_a_stretch_with_new_identifiers(
-    messages: list[tuple[str, bytes]], five: bool, to_five: bool, first: int
+    messages: list[tuple[str, bytes]], five: bool, to_five: bool, first: int, qos: tuple[int, int]
 ) -> None:
     heads, tails = [], []
     for topic, payload in messages:
-        raw = encode(Publish(topic, payload, 1, packet_id=0x4141), version(five))
+        raw = encode(Publish(topic, payload, qos[0], packet_id=0x4141), version(five))
         at = raw.index(topic.encode()) + len(topic.encode())
         heads.append(raw[:at])
         tails.append(raw[at + 2 :])
-    stretch = Stretch(heads, tails, five, "p")
-    found = decoded(stretch.numbered(to_five, first), version(to_five))
+    stretch = Stretch(heads, tails, five, "p", qos[0])
+    found = decoded(stretch.numbered(to_five, first, qos[1]), version(to_five))
     assert [(packet.topic_name, packet.payload) for packet in found] == messages
     assert [packet.packet_id for packet in found] == list(range(first, first + len(messages)))
-    assert all(packet.qos == 1 for packet in found)
+    assert all(packet.qos == qos[1] for packet in found)
     plain = decoded(stretch.without_identifiers(to_five), version(to_five))
     assert [(packet.topic_name, packet.payload, packet.qos) for packet in plain] == [
         (*message, 0) for message in messages

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.packet.enums import PacketType
-from broker.session.inflight import State
+from broker.session.delivery import State
 from broker.session.session import Session
 from broker.store.budget import SMALL
 from broker.topic.subscription import Subscription

@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from broker.errors import ProtocolError
 from broker.packet.enums import PacketType
-from broker.session.inflight import NEXT, Delivery, Inflight, State
+from broker.session.delivery import NEXT, Delivery, State
+from broker.session.inflight import Inflight
 from tests.session.make import in_flight, message
 
 PUBACK, PUBREC, PUBCOMP = PacketType.PUBACK, PacketType.PUBREC, PacketType.PUBCOMP

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from broker.session import manager as module
 from broker.session.manager import ALPHABET, Deadlines, SessionManager
 from broker.session.session import Session
-from broker.session.will import NEVER, PendingWill
+from broker.session.terms import NEVER, PendingWill
 from broker.topic.subscription import Subscription
 from tests.session.make import Bench, message
 

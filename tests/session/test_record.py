@@ -15,7 +15,7 @@ from broker.packet.enums import PacketType, Version
 from broker.packet.message import Message
 from broker.session.record import session_row
 from broker.session.session import FOR_EVER, Session
-from broker.session.will import NEVER, PendingWill
+from broker.session.terms import NEVER, PendingWill
 from broker.store.base import Fsync, Row, Table
 from broker.store.schema import names as columns
 from broker.topic.subscription import Subscription

@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from broker.packet.enums import PacketType
 from broker.packet.message import Message
 from broker.packet.packets import NO_PROPERTIES, Pubrel
-from broker.session.inflight import State
+from broker.session.delivery import State
 from broker.session.session import FOR_EVER, Session
-from broker.session.will import PendingWill
+from broker.session.terms import PendingWill
 from broker.store.base import Table
 from broker.topic.subscription import Subscription
 from tests.peer import Clock

@@ -10,9 +10,10 @@ import pytest
 from broker.packet.enums import PacketType
 from broker.packet.message import Message
 from broker.packet.packets import Pubrel
-from broker.session.inflight import NO_ENTRIES, NO_HELD, Delivery, Inflight, SentRun
+from broker.session.delivery import Delivery, SentRun
+from broker.session.inflight import NO_ENTRIES, NO_HELD, Inflight
 from broker.session.session import FOR_EVER
-from broker.session.will import NEVER, remaining
+from broker.session.terms import NEVER
 from broker.topic.subscription import Subscription
 from tests.session.make import Bench, FakeLink, Sent, message
 
@@ -278,14 +279,6 @@ def test_what_was_sent_once_does_not_expire() -> None:
     bench.detach()
     bench.clock.now += 1000
     assert bench.attach().take() == [Sent(b"1", 1, 1, True)]
-
-
-@pytest.mark.parametrize(
-    ("expires_at", "now", "left"),
-    [(10, 0, 10), (10, 0.5, 10), (10, 9.001, 1), (10, 10, 0), (10, 99, 0), (0, 0, 0)],
-)
-def test_the_remaining_seconds_are_rounded_up(expires_at: float, now: float, left: int) -> None:
-    assert remaining(expires_at, now) == left
 
 
 # ---- connections

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.packet.enums import PacketType
-from broker.session.inflight import State
+from broker.session.delivery import State
 from broker.topic.shared import Turn
 from broker.topic.subscription import Subscription
 from tests.session.make import Bench, Sent, message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.packet.packets import NO_PROPERTIES, Connect, Will
-from broker.session.will import NEVER, PendingWill, will_due, will_of
+from broker.session.terms import NEVER, PendingWill, will_due, will_of
 from tests.session.make import message
 
 

@@ -14,10 +14,10 @@ from broker.config import Capacity, Config, Limits, Store
 from broker.core import Core, assemble, open_store
 from broker.handle.disconnect import _keep_session, after_restart, due_work, end_session, finish, publish_will
 from broker.packet.message import Message
-from broker.session.inflight import Delivery
+from broker.session.delivery import Delivery
 from broker.session.record import record_session
 from broker.session.session import Session
-from broker.session.will import NEVER, PendingWill
+from broker.session.terms import NEVER, PendingWill
 from broker.store import journal as journals
 from broker.store.base import Table
 from broker.topic.subscription import Subscription

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from broker.errors import MqttError
 from broker.packet.message import Message
 from broker.packet.properties import PROPERTIES, Place
-from broker.session.inflight import State
+from broker.session.delivery import State
 from broker.store import schema
 from broker.store.base import Row, Table
 from broker.store.rows import message_of, message_row
