@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from broker.config import Protocol
 from broker.errors import ImplementationSpecificError, MqttError, PacketTooLarge, QuotaExceeded, StreamEnded
-from broker.hook.identity import IDLE, NOTHING
+from broker.hook.identity import HANDLING, IDLE, NOTHING, OVER
 from broker.hook.identity import Phase as Phase
 from broker.hook.limits import give_way, turn_end
 from broker.outbound import Outbound, WriteTerms
@@ -25,7 +25,7 @@ from broker.packet.message import Message, encode_publish
 from broker.packet.packets import NO_PROPERTIES, Connack, Packet, Properties
 from broker.packet.reader import PacketReader, Readers
 from broker.refusal import connack_refusal, disconnect, explain
-from broker.session.alias import InboundAliases, encode_aliased
+from broker.session.alias import encode_aliased
 from broker.session.session import Session
 from broker.transport.base import Connection
 
@@ -67,24 +67,16 @@ class Client(Outbound[ClientTerms]):
     """
 
     __slots__ = (
-        "aliases", "careful", "counted_user", "ending", "epoch", "handling", "last_packet_at", "normal",
-        "over", "reader", "serving", "session", "task",
-    )  # fmt: skip
+        "counted_user", "reader", "session", "task",
+    )
 
     def __init__(self, connection: Connection, terms: ClientTerms) -> None:
         super().__init__(connection, terms)
         self.task: asyncio.Task[Any] | None = None  # what reads, unless the loop itself does
-        self.serving = False  # somebody reads
-        self.over = False  # nothing is read any more
-        self.careful = False  # a Maximum Packet Size or Topic Aliases: no frame fits all
-        self.ending: MqttError | None = None
-        self.normal = self.handling = False  # the client said DISCONNECT 0x00; a handler is at work
         self.heard()  # until it is connected: when it was accepted
         self.reader: PacketReader | None = None  # while something is read, or a packet is not whole
         self.session: Session | None = None
-        self.epoch = 0
         self.counted_user: str | None = None  # the User Name that it counts for
-        self.aliases: InboundAliases | None = None
 
     @property
     def is_ending(self) -> bool:
@@ -129,12 +121,13 @@ class Client(Outbound[ClientTerms]):
             if ended:
                 self.end_reading()
         self.spare_reader()
-        self.serving = ended
+        if not ended:
+            self.serving = 0
         return not ended
 
     def end_reading(self) -> None:
         """Nothing more is read."""
-        self.over = True
+        self.serving = OVER
         if self.extra.writer:
             self.extra.writer.cancel()
         if not self.closed:
@@ -144,7 +137,7 @@ class Client(Outbound[ClientTerms]):
     def left(self) -> None:
         """Something must be read, or it is the end: see transport.Reader."""
         if not self.serving:
-            self.serving = True
+            self.serving = 1
             self._terms.serve(self, b"")
 
     async def read_loop(self, data: bytes = b"") -> bool:
@@ -167,7 +160,7 @@ class Client(Outbound[ClientTerms]):
             turn_ends, progressed = turn_end(stats), False
             for packets in reader.parts(offer(data) if fresh and offer else data, offer):
                 stats.messages_received += len(packets)
-                self.handling = progressed = True
+                self.last_packet_at, progressed = HANDLING, True
                 if self.extra.partial_counted:
                     self._count_partial(0)  # it is whole: whoever keeps it counts it
                 for packet in packets:
@@ -182,7 +175,6 @@ class Client(Outbound[ClientTerms]):
                 if self.swamped:
                     await self._until_taken()
             if progressed:
-                self.handling = False
                 self.heard()  # our own time is not the client's silence [B08]
             if reader.error is not None:
                 raise reader.error
@@ -203,7 +195,7 @@ class Client(Outbound[ClientTerms]):
         self._terms.stats.bytes_received += len(data) - len(rest)
         self.count_received(len(data) - len(rest))
         if rest and not self.serving:
-            self.serving, data, rest = True, rest, b""
+            self.serving, data, rest = 1, rest, b""
             self._terms.serve(self, data)
         return rest
 
@@ -261,9 +253,8 @@ class Client(Outbound[ClientTerms]):
 
     async def _until_taken(self) -> None:
         """The client reads nothing of what it asks for: read no more of it until it does."""
-        self.handling = True  # the time we do not read is not held against the client
+        self.last_packet_at = HANDLING  # the time we do not read is not held against the client
         await self.until_taken()
-        self.handling = False
         self.heard()
 
     def fail(self, error: MqttError) -> None:
@@ -339,8 +330,8 @@ class Client(Outbound[ClientTerms]):
         if self.reader is not None:
             self.reader.discard()
         self._count_partial(0)
-        if self.aliases is not None:
-            self.aliases.clear()
+        if self.extra.aliases is not None:
+            self.extra.aliases.clear()
         self._connection.close()
 
     async def wait_closed(self) -> None:

@@ -125,7 +125,7 @@ class Connections:
 
     def _goodbye(self, client: Client) -> None:
         """*client*, which nobody serves, has sent DISCONNECT and nothing else."""
-        client.serving = True
+        client.serving = 1
         try:
             waits = say_goodbye(self._core, client)
         except Exception as error:

@@ -33,7 +33,7 @@ from broker.packet.packets import Connack, Connect, Properties, Will
 from broker.packet.properties import Place, property_block
 from broker.packet.reader import MAXIMUM_PACKET_SIZE
 from broker.refusal import sendable
-from broker.session.alias import InboundAliases, OutboundAliases
+from broker.session.alias import OutboundAliases
 from broker.session.record import record_session
 from broker.session.session import Session
 from broker.session.terms import PendingWill, will_of
@@ -401,8 +401,7 @@ def _start(
     client.asked = _asked(core, packet, keep_alive)  # again: a hook may have changed the packet
     _note_limits(core, client, properties)
     window = min(properties.get("receive_maximum", 65535), limits.outbound_receive_maximum)
-    keeps_retain = packet.version is Version.MQTT_5 or packet.bridge
-    client.epoch = session.attach(client, window, keeps_retain)
+    session.attach(client, window)
     core.clients[session.client_id] = client
     count_user(core, client, client.user_name)
     client.phase = Phase.CONNECTED
@@ -426,14 +425,11 @@ def log_connected(client: Client, present: bool) -> None:
 
 
 def _note_limits(core: Core, client: Client, properties: Properties) -> None:
-    """What the client can take [MQTT5 3.1.2.11], and the Topic Aliases that we take of it."""
+    """What the client can take [MQTT5 3.1.2.11]."""
     limits = core.config.limits
     allowed = min(properties.get("topic_alias_maximum", 0), limits.outbound_topic_alias_maximum)
     if allowed:
         client.own().outbound_aliases = OutboundAliases(allowed)
-    client.careful = allowed > 0 or client.asked.maximum_packet_size is not None
-    if limits.topic_alias_maximum and client.version is Version.MQTT_5:
-        client.aliases = InboundAliases(limits.topic_alias_maximum, core.budget)
 
 
 def _asked(core: Core, packet: Connect, keep_alive: int) -> Asked:

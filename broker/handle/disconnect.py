@@ -28,7 +28,6 @@ def handle_disconnect(core: Core, client: Client, packet: Disconnect) -> None:
         if interval and not client.asked.expiry_interval:
             raise ProtocolError("DISCONNECT sets a Session Expiry Interval that CONNECT left at 0")
         session.expiry_interval = min(interval, core.config.limits.session_expiry_interval)
-    client.normal = packet.reason_code == ReasonCode.NORMAL_DISCONNECTION
     text = "DISCONNECT by the client"
     if packet.properties:
         said = [packet.properties.get("reason_string"), packet.properties.get("user_property")]
@@ -144,12 +143,12 @@ async def _leave(core: Core, client: Client, session: Session) -> None:
 
 
 def _let_go(core: Core, client: Client, session: Session) -> Awaitable[None] | None:
-    """The epoch keeps a late teardown from what belongs to its successor. Waits only if it `_takes_time`."""
+    """A late teardown leaves alone what belongs to its successor. Waits only if it `_takes_time`."""
     if core.clients.get(session.client_id) is client:
         del core.clients[session.client_id]
     count_user(core, client, None)
     left_at = core.clock()
-    if not session.detach(client.epoch):
+    if not session.detach(client):
         return None
     if client.extra.greeting is not None:
         return _settle_later(core, client, session, left_at, client.extra.greeting)

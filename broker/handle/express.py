@@ -21,7 +21,6 @@ from broker.hook.identity import Asked, asked
 from broker.packet.codec import encode
 from broker.packet.enums import Version
 from broker.packet.packets import Connack
-from broker.session.alias import InboundAliases
 
 log = logging.getLogger("broker.client")
 
@@ -126,14 +125,12 @@ class Express:
 
     def _start(self, client: Client, client_id: str, five: bool) -> None:
         """As `_start` in connect.py, for a session that is new and ends with its connection."""
-        core, limits = self._core, self._core.config.limits
+        core = self._core
         session = core.sessions.create(client_id)
         session.charge(core.sessions.cost(client_id, None))
         session.version = client.version
         client.session = session
-        if five and limits.topic_alias_maximum:
-            client.aliases = InboundAliases(limits.topic_alias_maximum, core.budget)
-        client.epoch = session.attach(client, self._window, five)
+        session.attach(client, self._window)
         core.clients[client_id] = client
         client.phase = Phase.CONNECTED
         client.accepted()

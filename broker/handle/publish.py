@@ -29,6 +29,7 @@ from broker.packet.enums import QoS, Version
 from broker.packet.message import NEVER_ROUTED, Message
 from broker.packet.packets import NO_PROPERTIES, Properties, PropertyBlock, Puback, Publish, Pubrec
 from broker.packet.properties import copied
+from broker.session.alias import InboundAliases
 from broker.session.session import Session
 from broker.topic.name import levels
 
@@ -52,7 +53,7 @@ def handle_publish(core: Core, client: Client, packet: Publish) -> Awaitable[Non
     limits, topic_name, qos = core.config.limits, packet.topic_name, packet.qos
     block = packet.block
     if block is not None and not block.is_plain:
-        topic_name = _resolve_topic(client, packet, block)
+        topic_name = _resolve_topic(core, client, packet, block)
         check_user_properties(core, block.properties)
     if packet.retain or qos > limits.maximum_qos:
         _check_capability(core, client, packet)
@@ -211,12 +212,15 @@ async def inspected(core: Core, info: ClientInfo, message: Message) -> Message:
     return found if isinstance(found, Message) else await found
 
 
-def _resolve_topic(client: Client, packet: Publish, block: PropertyBlock) -> str:
+def _resolve_topic(core: Core, client: Client, packet: Publish, block: PropertyBlock) -> str:
     if not block.topic_alias:
         return packet.topic_name
-    if client.aliases is None:
+    most, extra = core.config.limits.topic_alias_maximum, client.own()
+    if not most:
         raise TopicAliasInvalid("Topic Alias Maximum is 0")
-    return client.aliases.resolve(packet)
+    if extra.aliases is None:
+        extra.aliases = InboundAliases(most, core.budget)
+    return str(extra.aliases.resolve(packet))
 
 
 def _check_capability(core: Core, client: Client, packet: Publish) -> None:

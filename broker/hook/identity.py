@@ -7,8 +7,10 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from math import inf
 from typing import Any, Final
 
+from broker.errors import DisconnectedByClient, MqttError
 from broker.hook.base import ClientInfo
 from broker.packet.enums import Version
 
@@ -26,8 +28,8 @@ class Extra:
     """Of one Client; made when the first of it is needed. Nobody changes NOTHING, which all others have."""
 
     __slots__ = (
-        "dropped", "exchange", "greeting", "leaving", "outbound_aliases", "partial_counted", "partial_since",
-        "receiving", "writer",
+        "aliases", "dropped", "exchange", "greeting", "leaving", "outbound_aliases", "partial_counted",
+        "partial_since", "receiving", "writer",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -37,6 +39,7 @@ class Extra:
         self.exchange: object = None  # the state of enhanced authentication, for its handler
         self.partial_since: float | None = None  # a packet was begun then, and is not whole
         self.partial_counted = 0  # bytes of it, in the budget
+        self.aliases: Any = None  # InboundAliases, once the client uses any
         self.outbound_aliases: Any = None  # OutboundAliases, if the client takes any
         self.dropped: Counter[str] | None = None  # messages not delivered on this connection, by reason
         self.receiving: set[int] | None = None  # QoS 2 identifiers of this connection, PUBLISH to PUBCOMP
@@ -75,6 +78,8 @@ def asked(
     return found
 
 
+OVER: Final = 2  # `serving` of who is read no more
+HANDLING: Final = inf  # `last_packet_at` while a handler is at work
 SHORTEST_CONNACK: Final = 5  # bytes: all that is safe to send while CONNECT was not understood
 UNASKED: Final = asked(maximum_packet_size=SHORTEST_CONNACK)  # there was no CONNECT yet
 
@@ -124,7 +129,8 @@ class Identified:
     """
 
     __slots__ = (
-        "_client_id", "_connection", "_info", "_user_name", "asked", "extra", "phase", "version", "waiting",
+        "_client_id", "_connection", "_info", "_user_name", "asked", "ending", "extra", "last_packet_at",
+        "phase", "serving", "version", "waiting",
     )  # fmt: skip
 
     def __init__(self, connection: Any) -> None:
@@ -138,12 +144,40 @@ class Identified:
         self._user_name: str | None = None
         self.version = Version.MQTT_5
         self.asked = UNASKED
+        self.serving = 0  # 1: somebody reads; OVER: nobody will
+        self.last_packet_at = 0.0  # or HANDLING
+        self.ending: MqttError | None = None
+
+    @property
+    def over(self) -> bool:
+        """Nothing is read any more."""
+        return self.serving == OVER
+
+    @property
+    def handling(self) -> bool:
+        """A handler is at work: that is not the client's silence."""
+        return self.last_packet_at == HANDLING
+
+    @property
+    def normal(self) -> bool:
+        """The client said DISCONNECT 0x00."""
+        return isinstance(self.ending, DisconnectedByClient) and self.ending.reason == 0
 
     @property
     def cost(self) -> int:
         """Bytes of memory that it takes while it is idle, about."""
         cost: int = self._connection.cost
         return cost
+
+    @property
+    def careful(self) -> bool:
+        """A Maximum Packet Size or Topic Aliases: no frame fits all."""
+        return self.asked.maximum_packet_size is not None or self.extra.outbound_aliases is not None
+
+    @property
+    def keeps_retain(self) -> bool:
+        """See session.terms.Link."""
+        return self.version is Version.MQTT_5 or self.asked.bridge
 
     @property
     def peer(self) -> Any:

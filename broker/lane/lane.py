@@ -116,8 +116,8 @@ class Lane:
             if held > SHORT:
                 return data
             data = client.own_reader().take_partial() + data
-        if not at and client.aliases is not None and client.aliases.names:
-            data = self._without_aliases(client.aliases.names, data)
+        if not at and client.extra.aliases is not None:
+            data = self._without_aliases(client.extra.aliases.names, data)
         self.known.begin()
         try:
             at = self._take(client, data, shut, at)

@@ -22,21 +22,17 @@ FOR_EVER: Final = 0xFFFFFFFF  # the Session Expiry Interval that never ends [MQT
 class Session(Queue):
     """The state of one ClientID [MQTT5 4.1]: subscriptions, queue, in-flight messages both ways, will.
 
-    A Subscriber: `deliver` is a plain call from the router. `epoch` counts connections; a
-    connection that finds another epoch than its own is not the owner any more. `ends_at` and
-    `will_due` are deadlines on the clock, NEVER while they do not run. `fixed_bytes` is what it takes of the
-    byte budget besides its messages (`bytes`). With a durable
-    store, `recorder` is told of will and deadlines, and `state` (the same, or None for a session that ends
-    with its connection) of all else.
+    A Subscriber: `deliver` is a plain call from the router. `link` is the connection that owns it. `ends_at`
+    and `will_due` are deadlines on the clock, NEVER while they do not run. `fixed_bytes` is what it takes of
+    the byte budget besides its messages (`bytes`). With a durable store, `recorder` is told of will and
+    deadlines, and `state` (the same, or None for a session that ends with its connection) of all else.
     """
 
     __slots__ = (
         "_subscribed",
         "ends_at",
-        "epoch",
         "expiry_interval",
         "fixed_bytes",
-        "keeps_retain",
         "link",
         "recorder",
         "state",
@@ -55,8 +51,6 @@ class Session(Queue):
         self.version = Version.MQTT_5  # of the latest connection
         self.recorder: Recorder | None = None
         self.state: Recorder | None = None
-        self.epoch = 0
-        self.keeps_retain = True  # the connected client knows Retain As Published
 
     @property
     def connected(self) -> bool:
@@ -102,13 +96,8 @@ class Session(Queue):
             self.queue = NO_DELIVERIES
         self.spare_table()
 
-    def attach(self, link: Link, window: int, keeps_retain: bool = True) -> int:
-        """A connection takes the session over; its epoch. Nothing is sent before `pump`.
-
-        *keeps_retain* is False for 3.x, which knows no Retain As Published, whoever made the subscription.
-        """
-        self.epoch += 1
-        self.keeps_retain = keeps_retain
+    def attach(self, link: Link, window: int) -> None:
+        """A connection takes the session over. Nothing is sent before `pump`."""
         self.link = link
         self.ends_at = NEVER
         if self.extra is not NOTHING:
@@ -118,16 +107,15 @@ class Session(Queue):
         self.thaw()
         self.inflight = self.inflight.open(window)
         self.note()
-        return self.epoch
 
     def note(self) -> None:
         """Tell the store of what it knows of this session as such."""
         if self.recorder is not None:
             self.recorder.note()
 
-    def detach(self, epoch: int) -> bool:
-        """The connection of *epoch* is gone; False when another one owns the session by now."""
-        if epoch != self.epoch or self.link is None:
+    def detach(self, link: Link) -> bool:
+        """The connection is gone; False when another one owns the session by now, or none."""
+        if self.link is not link:
             return False
         self.link = None
         self.terms.turnover += 1
@@ -144,7 +132,7 @@ class Session(Queue):
         link = self.link
         if qos == 0:
             if link is not None and not self.extra.queued_qos_0:
-                link.publish(message, 0, retain and self.keeps_retain, options.identifiers)
+                link.publish(message, 0, retain and link.keeps_retain, options.identifiers)
                 return
             if not self.terms.queue_qos_0:
                 self.terms.dropped(self.client_id, message, "offline")
@@ -205,7 +193,7 @@ class Session(Queue):
             self._release(delivery)
 
     def _retain(self, delivery: Delivery) -> bool:
-        return delivery.retain and (self.keeps_retain or delivery.requested)
+        return delivery.requested or (self.link is not None and self.link.keeps_retain)
 
     def _stepped(self, delivery: Delivery) -> int:
         """Tell the store of its new state; gives the batch to wait for."""
@@ -255,7 +243,7 @@ class Session(Queue):
             return False
         inflight.resend.popleft()
         inflight.count(delivery)
-        retain, after = self._retain(delivery), self._unstored(delivery)
+        retain, after = delivery.retain and self._retain(delivery), self._unstored(delivery)
         if not link.publish(
             delivery.message, delivery.qos, retain, delivery.identifiers, delivery.packet_id, True, after
         ):

@@ -73,6 +73,10 @@ class Link(Protocol):
         """Whether the client's Maximum Packet Size allows the PUBLISH of *message*."""
 
     @property
+    def keeps_retain(self) -> bool:
+        """It knows Retain As Published: 3.x does not, whoever made the subscription."""
+
+    @property
     def full(self) -> bool:
         """Its socket takes no more: QoS 1 and 2 had better wait in the session."""
 

@@ -137,7 +137,7 @@ class Reader(Protocol):
     """
 
     @property
-    def serving(self) -> bool:
+    def serving(self) -> int:
         """Whether something that was taken may not be done with yet."""
 
     def take(self, data: bytes) -> bytes:

@@ -364,7 +364,7 @@ class EpollConnection:
     def is_behind(self) -> bool:
         """Be FAST no more; whether much of what was read may still be held."""
         self._state &= ~FAST
-        return self._rest.unread > 0 or (self._reader is not None and self._reader.serving)
+        return self._rest.unread > 0 or (self._reader is not None and self._reader.serving > 0)
 
     def _end_of_stream(self) -> None:
         """The peer writes no more. Our side stays open, so that answers can still leave."""

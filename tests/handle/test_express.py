@@ -64,13 +64,13 @@ def plain(client_id: str = "c", version: Version = V3, **fields: Any) -> bytes:
 
 def of_client(client: Client) -> dict[str, Any]:
     fields = (
-        "version", "phase", "asked", "careful", "epoch", "client_id", "user_name", "counted_user", "serving",
+        "version", "phase", "asked", "careful", "client_id", "user_name", "counted_user", "serving",
         "over", "normal", "partial",
     )  # fmt: skip
     seen = {name: getattr(client, name) for name in fields}
     seen["handling"] = client.handling and not client.over  # nobody asks after the end
     seen["last_packet_at"] = 0 if client.over else client.last_packet_at
-    seen["aliases"] = client.aliases is not None
+    seen["aliases"] = client.extra.aliases is not None
     seen["ending"] = repr(client.ending)
     info = dataclasses.asdict(client.info)
     seen["info"] = {key: value for key, value in info.items() if not key.startswith("publish")}  # for hooks
@@ -79,7 +79,7 @@ def of_client(client: Client) -> dict[str, Any]:
 
 def of_session(session: Any) -> dict[str, Any]:
     fields = (
-        "epoch", "expiry_interval", "ends_at", "will", "will_due", "user_name", "version", "keeps_retain",
+        "expiry_interval", "ends_at", "will", "will_due", "user_name", "version",
         "bytes", "fixed_bytes", "recorder", "state", "connected",
     )  # fmt: skip
     return {name: getattr(session, name) for name in fields} | {"window": session.inflight.window}

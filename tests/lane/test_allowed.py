@@ -15,6 +15,7 @@ from broker.lane.lane import MOST as WORK
 from broker.packet.codec import encode
 from broker.packet.packets import Publish
 from broker.packet.reader import PacketReader
+from broker.session.alias import InboundAliases
 from tests.hook.made import boom, hook
 from tests.lane.by_hand import V5, by_hand, joined, publishes, take
 from tests.peer import Peer, memory_broker, run_async
@@ -237,8 +238,8 @@ async def test_an_alias_is_its_name(qos: int) -> None:
         wire = await joined(broker, "s", "#", qos=1)
         await joined(broker, "p")
         client = broker.clients["p"]
-        assert client.aliases is not None
-        client.aliases.names[1], client.aliases.names[2] = "yes", "no"
+        client.own().aliases = InboundAliases(10, broker._core.budget)
+        client.extra.aliases.names[1], client.extra.aliases.names[2] = "yes", "no"
 
         def packet(alias: int) -> bytes:
             made = Publish("", b"x", qos, packet_id=7 * qos, properties={"topic_alias": alias})

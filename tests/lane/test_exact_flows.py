@@ -220,6 +220,7 @@ async def test_receive_maximum_holds_in_runs() -> None:
         assert take(broker, "p", burst(*range(1, 16))) == b""
         assert take(broker, "p", burst(*range(16, 31))) == burst(*range(21, 31))
         assert take(broker, "q", burst(*range(1, 31), version=V3)) == b"", "3.1.1 knows none"
+        assert table(broker, "q").held_run is not None and not table(broker, "q").singles
 
 
 @pytest.mark.parametrize("why", ["gone", "came", "blocked", "window", "no topic"])

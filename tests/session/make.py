@@ -33,6 +33,7 @@ class FakeLink:
         self.sent: list[Sent | Pubrel] = []
         self.too_large = set(too_large)
         self.full = False
+        self.keeps_retain = True
 
     def publish(
         self,
@@ -91,7 +92,7 @@ class Bench:
         return made
 
     def detach(self) -> None:
-        assert self.session.detach(self.session.epoch)
+        assert self.session.detach(self.session.link)
 
     def deliver(self, *payloads: bytes, qos: int = 1, subscribed: int = 2, **fields: Any) -> None:
         for payload in payloads:

@@ -183,7 +183,7 @@ def apply(bench: Bench, step: str, number: int, size: int) -> None:
             session.attach(FakeLink(too_large=[b"x" * 13]), number)
             session.pump()
         case "detach":
-            session.detach(session.epoch)
+            session.detach(session.link)
         case "full" if isinstance(session.link, FakeLink):
             session.link.full = bool(number)
         case "wait":

@@ -253,7 +253,7 @@ def test_queued_qos_0_leaves_when_it_is_not_stored_any_more() -> None:
     session, number = world.session("c"), world.core.journal.number
 
     class Link:
-        full = False
+        full, keeps_retain = False, True
 
         def publish(self, *args: Any, after: int = 0, **kwargs: Any) -> bool:
             seen.append(after)
@@ -339,7 +339,7 @@ def test_a_will_that_comes_and_goes_within_a_batch_costs_nothing(world: World) -
     async def scene() -> None:
         world.connect("c", interval=0, will=will())
         session = world.session("c")
-        session.detach(session.epoch)
+        session.detach(session.link)
         session.set_will(None)
         await disconnect.finish(disconnect.end_session(world.core, session))
 
@@ -372,7 +372,7 @@ def test_a_connection_whose_end_was_not_seen_to_has_no_deadlines(world: World) -
     world.connect("z", interval=0, will=will(b"at once"))
     for client_id in ("c", "z"):
         session = world.session(client_id)
-        assert session.detach(session.epoch)
+        assert session.detach(session.link)
         world.links.pop(client_id)
     found = row_of(world, "c")
     assert (found["connected"], found["ends_at"], found["will_due"]) == (0, None, None)

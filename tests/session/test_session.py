@@ -154,7 +154,8 @@ def test_retain_as_published_has_no_effect_for_3_x(keeps: bool) -> None:
     for qos in (0, 1):
         bench.session.deliver(message(b"queued", qos, retain=True), subscription)
     link = FakeLink()
-    bench.session.attach(link, 10, keeps)
+    link.keeps_retain = keeps
+    bench.session.attach(link, 10)
     bench.session.pump()
     for qos in (0, 1):
         bench.session.deliver(message(b"live", qos, retain=True), subscription)
@@ -214,7 +215,7 @@ def test_nothing_is_sent_before_pump() -> None:
     bench = Bench()
     bench.deliver(b"1")
     link = FakeLink()
-    assert bench.session.attach(link, 5) == 1
+    bench.session.attach(link, 5)
     assert link.take() == []
     bench.session.pump()
     assert link.payloads() == [b"1"]
@@ -286,15 +287,14 @@ def test_what_was_sent_once_does_not_expire() -> None:
 
 def test_a_late_detach_of_an_old_connection_touches_nothing() -> None:
     bench = Bench()
-    old = bench.session.attach(FakeLink(), 5)
-    link = FakeLink()
-    new = bench.session.attach(link, 2)
-    assert new == old + 1
+    old, link = FakeLink(), FakeLink()
+    bench.session.attach(old, 5)
+    bench.session.attach(link, 2)
     bench.deliver(b"1")
     assert bench.session.detach(old) is False
     assert bench.session.link is link and bench.session.inflight.window == 2
-    assert bench.session.detach(new) is True
-    assert bench.session.detach(new) is False
+    assert bench.session.detach(link) is True
+    assert bench.session.detach(link) is False
     assert not bench.session.connected
 
 
@@ -350,7 +350,7 @@ def test_those_that_never_sent_share_one_table_and_the_first_message_gives_it_it
     ):
         with pytest.raises(AssertionError):
             change()
-    two.session.detach(two.session.epoch)
+    two.session.detach(two.session.link)
     assert not two.session.inflight.room and shared.window == 7
 
 

@@ -113,7 +113,8 @@ class World:
         session.user_name = f"user of {client_id}"
         record_session(session, core.journal)
         link = self.links[client_id] = FakeLink()
-        session.attach(link, window, keeps_retain)
+        link.keeps_retain = keeps_retain
+        session.attach(link, window)
         session.pump()
         return link
 
@@ -122,7 +123,7 @@ class World:
         session = self.session(client_id)
         del self.links[client_id]
         left_at = self.clock()
-        assert session.detach(session.epoch)
+        assert session.detach(session.link)
         if normal:
             session.set_will(None)
         if session.expiry_interval == 0:
@@ -136,13 +137,13 @@ class World:
         self.links.clear()
         sessions = [session for session in self.core.sessions if session.client_id in links]
         for session in sessions:
-            assert session.detach(session.epoch)
+            assert session.detach(session.link)
         self.run(after_restart(self.core, sessions))
 
     def end(self, client_id: str) -> None:
         self.links.pop(client_id, None)
         session = self.session(client_id)
-        session.detach(session.epoch)
+        session.detach(session.link)
         self.run(finish(end_session(self.core, session)))
 
     def publish_will(self, client_id: str) -> None:
