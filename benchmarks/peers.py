@@ -8,6 +8,7 @@ TLS must, {dir} an empty folder and {conf} the file. Installed peers live in `.b
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -28,6 +29,9 @@ PYBROKER = (
     " --set limits.maximum_queued_bytes=1000000000 --set limits.maximum_outbound_packets=1000000"
     " --set limits.maximum_outbound_bytes=1000000000"
 )
+
+
+LARGE = 4096  # bytes of a message
 
 
 @dataclass(frozen=True)
@@ -142,12 +146,13 @@ def flashmq() -> Contender | None:
     common = "allow_anonymous true\nthread_count 1\nlog_file {dir}/flashmq.log\nstorage_dir {dir}\n"
     # It drops what is more; the first is counted in 16 bits.
     common += "max_qos_msg_pending_per_client 65535\nmax_qos_bytes_pending_per_client 2147483647\n"
-    common += "client_max_write_buffer_size 268435456\n"
     bound = "  inet_protocol ip4\n  inet4_bind_address 127.0.0.1\n"
     plain = f"listen {{\n  protocol mqtt\n{bound}  port {{port}}\n}}\n"
 
     def start(scenario: Scenario) -> Started | None:
         conf = common + plain
+        if any(int(size) >= LARGE for size in re.findall(r"--size (\d+)", scenario.load)):
+            conf = "client_max_write_buffer_size 268435456\n" + conf  # it drops of these what is more
         files = certificate()
         if scenario.over == "tls" and files is None:
             return None

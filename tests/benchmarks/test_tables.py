@@ -149,3 +149,16 @@ def test_growth_is_said_in_words(modules: dict[str, ModuleType]) -> None:
     assert growth.slope(square_root) == pytest.approx(0.5)
     assert "grows: 1.00 us with 1, 100 us with 10,000" in growth.words(growth.SERIES[0], "it", square_root)
     assert "stays the same" in growth.words(growth.SERIES[0], "it", [(1, 2.0), (1000, 2.0)])
+
+
+def test_flashmq_is_as_it_comes_where_it_loses_nothing(
+    modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import peers
+
+    monkeypatch.setenv("FLASHMQ", "flashmq")
+    contender = peers.flashmq()
+    for scenario in modules["scenarios"].SCENARIOS:
+        _, conf = contender.start(scenario)
+        larger = "client_max_write_buffer_size" in conf
+        assert larger == scenario.name.endswith(("-4k", "-256k")), scenario.name

@@ -10,7 +10,7 @@ from broker import Broker
 from broker.client import Client
 from broker.packet.codec import encode
 from broker.packet.enums import Version
-from broker.packet.packets import Pubcomp, Publish
+from broker.packet.packets import Pubcomp, Publish, Subscribe, SubscribeRequest
 from broker.packet.reader import PacketReader
 from broker.session.inflight import Inflight
 from tests.lane.by_hand import by_hand, joined, take
@@ -306,3 +306,20 @@ async def test_what_is_held_and_what_was_sent_outlive_the_connection() -> None:
         assert take(broker, "p", acks(0x62, *range(8, 16))) == b""
         got = await received(wire, V5)
         assert [p.payload for p in got] == [b"%03d" % n for n in range(8, 16)]
+
+
+@run_async
+async def test_pubcomp_of_a_run_lets_retained_messages_go_on() -> None:
+    """They wait while the window and the queue are full, and nobody but the client's answers wakes them."""
+    async with memory_broker(by_hand(maximum_queued_messages=2)) as broker:
+        known(broker)
+        wire = await joined(broker, "s", "t", qos=2, properties={"receive_maximum": 3})
+        await joined(broker, "p")
+        for number in range(4):
+            await broker.publish(f"r/{number}", b"kept", qos=2, retain=True)
+        assert take(broker, "p", burst(1, 2, 3)) == b"" and take(broker, "p", acks(0x62, 1, 2, 3)) == b""
+        wire.incoming.put_nowait(encode(Subscribe(9, [SubscribeRequest("r/#", 2)]), V5))
+        assert [p.payload for p in await received(wire, V5)] == [b"001", b"002", b"003"]
+        assert take(broker, "s", acks(0x50, 1, 2, 3)) == b"" and client(broker, "s").feeding
+        assert take(broker, "s", acks(0x70, 1, 2, 3)) == b""
+        assert [p.payload for p in await received(wire, V5)] == [b"kept"] * 3
