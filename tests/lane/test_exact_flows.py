@@ -321,5 +321,6 @@ async def test_pubcomp_of_a_run_lets_retained_messages_go_on() -> None:
         wire.incoming.put_nowait(encode(Subscribe(9, [SubscribeRequest("r/#", 2)]), V5))
         assert [p.payload for p in await received(wire, V5)] == [b"001", b"002", b"003"]
         assert take(broker, "s", acks(0x50, 1, 2, 3)) == b"" and client(broker, "s").feeding
+        assert not await received(wire, V5)
         assert take(broker, "s", acks(0x70, 1, 2, 3)) == b""
         assert [p.payload for p in await received(wire, V5)] == [b"kept"] * 3
