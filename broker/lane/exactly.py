@@ -43,7 +43,7 @@ WAITS: Final = {
 }
 STEP: Final = 20  # what a packet costs, and each who gets its message, in slices that are handed out
 FEWER: Final = 4  # in a run, so many cost as much as one by itself
-LONGEST: Final = 512  # messages in a run that are not all alike
+LONGEST: Final = 256  # messages in a run
 
 
 class Exactly:
@@ -76,7 +76,7 @@ class Exactly:
             at = self._hold_runs(client, session, data, at)
             return self._take_publishes(client, session, data, at)
         begin = -1
-        while begin < at < len(data) and data[at] == first and self.left > 0:
+        while begin < at < len(data) and data[at] == first and self.left > 0 and not client.is_ending:
             begin = at
             if first == PUBREL:
                 at = self._release_runs(client, session, data, at)
@@ -446,7 +446,7 @@ def _alike(
     return [data[at : at + place]] * number, [*tails], bytes(identifiers)
 
 
-@lru_cache(512)
+@lru_cache(64)  # of up to 8 KiB
 def _identifiers(count: int) -> Callable[[bytes, int], tuple[int, ...]]:
     """A function of bytes and a place: the Packet Identifiers of *count* acknowledgements there."""
     return Struct("!" + "2xH" * count).unpack_from

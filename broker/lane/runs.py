@@ -53,7 +53,7 @@ def beginnings(length: int, size: int, count: int) -> Callable[..., tuple[bytes,
     return Struct(f"{length}s{size - length}x" * count).unpack_from
 
 
-@lru_cache(512)
+@lru_cache(64)
 def endings(begin: int, size: int, count: int) -> Callable[..., tuple[bytes, ...]]:
     """The same for what they have from *begin* on."""
     return Struct(f"{begin}x{size - begin}s" * count).unpack_from
