@@ -8,6 +8,7 @@ import pytest
 
 from broker import Broker
 from broker.client import Client
+from broker.lane.exactly import LONGEST
 from broker.packet.codec import encode
 from broker.packet.enums import Version
 from broker.packet.packets import Pubcomp, Publish, Subscribe, SubscribeRequest
@@ -324,3 +325,45 @@ async def test_pubcomp_of_a_run_lets_retained_messages_go_on() -> None:
         assert not await received(wire, V5)
         assert take(broker, "s", acks(0x70, 1, 2, 3)) == b""
         assert [p.payload for p in await received(wire, V5)] == [b"kept"] * 3
+
+
+@run_async
+async def test_properties_in_the_middle_of_packets_that_look_alike() -> None:
+    async with memory_broker(by_hand()) as broker:
+        known(broker)
+        await joined(broker, "s", "t", qos=2)
+        await joined(broker, "p")
+        packets = [burst(n) for n in range(1, 21)]
+        other = encode(Publish("t", b"", 2, packet_id=10, properties={"content_type": ""}), V5)
+        assert len(other) == len(packets[9])
+        packets[9] = other
+        assert take(broker, "p", b"".join(packets)) == b"".join(packets[9:])
+
+
+@run_async
+async def test_a_run_has_so_many_messages_at_most() -> None:
+    async with memory_broker(by_hand()) as broker:
+        await joined(broker, "s", "t", qos=2)
+        await joined(broker, "p")
+        for alike, first in ((True, 1), (False, 1000)):
+            numbers = range(first, first + LONGEST + 44)
+            assert take(broker, "p", burst(*numbers, alike=alike)) == b""
+            counts, run = [], table(broker, "p").held_run
+            while run is not None:
+                counts.append(run.count)
+                run = run.next
+            assert counts == [LONGEST, 44]
+            assert take(broker, "p", acks(0x62, *numbers)) == b"" and not table(broker, "p").holds
+
+
+@run_async
+async def test_who_gets_a_message_now_and_then_keeps_no_table() -> None:
+    async with memory_broker(by_hand()) as broker:
+        await joined(broker, "s", "t", qos=2)
+        await joined(broker, "p")
+        for number in (1, 2):
+            take(broker, "p", burst(number) + acks(0x62, number))
+            take(broker, "s", acks(0x50, number))
+            assert not table(broker, "s").blank
+            take(broker, "s", acks(0x70, number))
+            assert table(broker, "s").blank
