@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 
 import pytest
@@ -143,6 +144,16 @@ def test_what_is_held_goes_with_the_session() -> None:
     bench.session.send_exact(sent_run(1, 3))
     bench.session.clear()
     assert bench.budget.used == used and bench.session.inflight.blank
+
+
+def test_nothing_is_kept_of_a_run_that_is_done() -> None:
+    bench = Bench()
+    for first in (1, 3):
+        bench.session.hold_run(held_run(first, 2))
+    for _ in range(2):
+        bench.session.let_go_run(2)
+    gc.collect()
+    assert not any(isinstance(each, HeldRun) for each in gc.get_objects())
 
 
 def test_a_table_that_holds_runs_is_not_given_back() -> None:
