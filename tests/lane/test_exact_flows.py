@@ -11,8 +11,10 @@ from broker.client import Client
 from broker.lane.exactly import LONGEST
 from broker.packet.codec import encode
 from broker.packet.enums import Version
+from broker.packet.message import Message
 from broker.packet.packets import Pubcomp, Publish, Subscribe, SubscribeRequest
 from broker.packet.reader import PacketReader
+from broker.session.delivery import Delivery
 from broker.session.inflight import Inflight
 from tests.lane.by_hand import by_hand, joined, take
 from tests.peer import memory_broker, run_async
@@ -367,3 +369,32 @@ async def test_who_gets_a_message_now_and_then_keeps_no_table() -> None:
             assert not table(broker, "s").blank
             take(broker, "s", acks(0x70, number))
             assert table(broker, "s").blank
+
+
+@pytest.mark.parametrize("why", ["room", "window", "blocked", "queue"])
+@run_async
+async def test_one_of_several_audiences_has_no_room(why: str) -> None:
+    async with memory_broker(by_hand()) as broker:
+        wires = [await joined(broker, f"s{topic}", topic, qos=2) for topic in "tu"]
+        await joined(broker, "p")
+        numbers = range(1, 21)
+        data = b"".join(burst(n, topic="tu"[n % 2]) for n in numbers)
+        session = client(broker, "su").session
+        assert session is not None
+        if why == "window":
+            session.table().window = 4
+        elif why == "queue":
+            session.enqueue(Delivery(Message("u", b"before", 2), 2, False))
+        elif why == "blocked":
+            client(broker, "su")._wait().blocked = True
+        for _ in range(2):  # the second time after what the first left behind
+            assert take(broker, "p", data) == b""
+            assert take(broker, "p", acks(0x62, *numbers)) == b""
+        if why == "blocked":
+            client(broker, "su")._unblock()
+        session.pump()
+        even, odd = ([b"%03d" % n for n in numbers if n % 2 == side] * 2 for side in (0, 1))
+        assert [p.payload for p in await received(wires[0], V5)] == even
+        got = [p.payload for p in await received(wires[1], V5)]
+        assert got == {"window": odd[:4], "queue": [b"before", *odd]}.get(why, odd)
+        assert session.inflight.used == len(got)
