@@ -98,7 +98,7 @@ class Express:
         client.client_id = client_id
         keep_alive = data[10] << 8 | data[11]
         client.asked = self._asked.get(keep_alive) or self._ask(keep_alive)
-        self._start(client, client_id, five)
+        self._start(client, client_id)
         return True
 
     def _ask(self, keep_alive: int) -> Asked:
@@ -123,7 +123,7 @@ class Express:
                 return False
         return core.connect_rate.allow(core.clock())
 
-    def _start(self, client: Client, client_id: str, five: bool) -> None:
+    def _start(self, client: Client, client_id: str) -> None:
         """As `_start` in connect.py, for a session that is new and ends with its connection."""
         core = self._core
         session = core.sessions.create(client_id)

@@ -10,6 +10,7 @@ from broker.lane.audience import Audience1
 from broker.lane.runs import Run, Stretch
 from broker.packet.message import rewrite
 from broker.session.delivery import SentRun
+from broker.session.session import Session
 
 
 class AtLeastOnce:
@@ -35,6 +36,14 @@ class AtLeastOnce:
             client.put_after(after, answer, stored, count)
         else:
             client.put_control(answer, count)
+
+    def finished(self, client: Client, session: Session, count: int) -> None:
+        """*client* has acknowledged *count* messages of runs for good: what waited may go on."""
+        if count == 1:  # who gets a message now and then: most of them
+            session.spare_table()
+        session.pump()
+        self._stats.messages_received += count
+        client.resume_feed()
 
     def send(self, audience: Audience1, stretch: Stretch | Run) -> Any:
         """A *stretch* to all of *audience*, who have room; gives what was stored of it, or None."""

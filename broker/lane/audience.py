@@ -104,7 +104,7 @@ class Audience1:
         pairs = tuple(members)
         self.members = tuple(member for member, _ in pairs)
         self.numbered = tuple(member for member, granted in pairs if granted)
-        self.exact = tuple(member for member, granted in pairs if granted == qos == 2)
+        self.exact = frozenset(member for member, granted in pairs if granted == qos == 2)
         self.lowered = tuple(member for member, granted in pairs if not granted)
         self.alone = alone
         self.heads: list[bytes] = []  # of packets, up to the identifier

@@ -259,10 +259,7 @@ class Exactly:
                 packets = made[five, first, qos] = stretch.numbered(five, first, qos)
             cost = len(packets) + count * self._overhead
             sent = SentRun(first, count, packets, cost, run.client_id, five, now)
-            if qos == 2:
-                session.send_exact(sent)
-            else:
-                session.send_run(sent)
+            session.send_run(sent, qos)
             member.outbound.put(packets, count)
         for member in audience.lowered if count else ():
             member.outbound.put(stretch.without_identifiers(member.five), count)
@@ -294,11 +291,7 @@ class Exactly:
             session.complete_run(number)
             at += 4 * number
         if at > begin:
-            if at - begin == 4 and inflight.exact is None:
-                session.spare_table()
-            session.pump()
-            self._core.stats.messages_received += (at - begin) // 4
-            client.resume_feed()
+            self._at_least_once.finished(client, session, (at - begin) // 4)
         return at
 
     # ---- packet by packet

@@ -473,11 +473,7 @@ class Lane:
             session.acknowledge_run(number)
             at += 4 * number
         if at > begin:
-            if at - begin == 4 and inflight.runs is None:  # who gets a message now and then: most of them
-                session.spare_table()
-            session.pump()
-            self._core.stats.messages_received += (at - begin) // 4
-            client.resume_feed()
+            self._at_least_once.finished(client, session, (at - begin) // 4)
         return at
 
     def _take_pingreqs(self, client: Client, data: bytes, at: int) -> int:

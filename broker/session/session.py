@@ -275,17 +275,14 @@ class Session(Queue):
 
     # ---- what the fast lane sends
 
-    def send_run(self, run: SentRun) -> None:
-        """*run* is on its way, in its place behind all that was sent."""
+    def send_run(self, run: SentRun, qos: int = 1) -> None:
+        """*run* is on its way with *qos*, in its place behind all that was sent."""
         self.bytes += run.cost
         self.terms.budget.take_anyway(run.cost)
-        self.table().add_run(run)
-
-    def send_exact(self, run: SentRun) -> None:
-        """The same with QoS 2."""
-        self.bytes += run.cost
-        self.terms.budget.take_anyway(run.cost)
-        self.table().add_exact(run)
+        if qos == 1:
+            self.table().add_run(run)
+        else:
+            self.table().add_exact(run)
 
     def complete_run(self, count: int) -> None:
         """PUBCOMP for the first *count* QoS 2 messages that wait for it; then somebody must `pump`."""

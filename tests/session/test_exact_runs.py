@@ -83,10 +83,10 @@ def test_a_table_with_both_kinds_has_one_numbering_and_thaws_in_the_order_of_sen
     bench = Bench()
     bench.attach()
     session = bench.session
-    session.send_exact(sent_run(1, 3))
+    session.send_run(sent_run(1, 3), 2)
     data = packets(4, 2, qos=1)
     session.send_run(SentRun(4, 2, data, len(data), "p", False, 0.0))
-    session.send_exact(sent_run(6, 2))
+    session.send_run(sent_run(6, 2), 2)
     table = session.inflight
     assert (table.next_unused(), table.used) == (8, 7)
     assert table.exact is not None
@@ -109,7 +109,7 @@ def test_a_table_with_both_kinds_has_one_numbering_and_thaws_in_the_order_of_sen
 def test_a_message_that_stands_alone_passes_by_the_identifiers_of_runs() -> None:
     bench = Bench()
     bench.attach()
-    bench.session.send_exact(sent_run(1, 3))
+    bench.session.send_run(sent_run(1, 3), 2)
     bench.session.inflight.last, bench.session.inflight._unused_to = 0, 0  # all were used once
     bench.deliver(b"x")
     assert [*bench.session.inflight.entries] == [4]
@@ -141,7 +141,7 @@ def test_what_is_held_goes_with_the_session() -> None:
     bench = Bench()
     used, bench.session.terms.overhead = bench.budget.used, OVERHEAD
     assert bench.session.hold_run(held_run(1, 4))
-    bench.session.send_exact(sent_run(1, 3))
+    bench.session.send_run(sent_run(1, 3), 2)
     bench.session.clear()
     assert bench.budget.used == used and bench.session.inflight.blank
 
@@ -163,7 +163,7 @@ def test_a_table_that_holds_runs_is_not_given_back() -> None:
     session.spare_table()
     assert session.inflight.holds
     session.let_go_run(2)
-    session.send_exact(sent_run(1, 1))
+    session.send_run(sent_run(1, 1), 2)
     session.spare_table()
     assert not session.inflight.blank and session.inflight.exact is not None
     session.inflight.exact.receive(1)
