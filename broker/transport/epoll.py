@@ -20,7 +20,7 @@ READ, WRITE = 0x1, 0x4  # EPOLLIN and EPOLLOUT, which select has on Linux only
 EVENTS = READ | WRITE  # what the epoll tells us of; the other bits of a connection's state:
 EOF, CLOSING, MUTE = 0x10, 0x20, 0x40  # the peer writes no more, close was called, write() takes nothing more
 FAST = 0x80  # it is read LONG at a time
-LONG = 256 * 1024  # bytes of one read where the Reader was done at once with a full one
+LONG = 512 * 1024  # bytes of one read where the Reader was done at once with a full one
 MOST_FAST = 16  # connections of one listener that are FAST, or hold what they were read then
 TURN = 256  # connections that are looked at in one go; the next one begins with the others
 # So many connections, or bytes, are read before anything is written, if so many are ready: who is read with

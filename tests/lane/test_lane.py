@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -158,6 +159,21 @@ async def test_within_a_long_read_nobody_collects_answers_without_end() -> None:
             wire.let_go()
             await turns()
         assert wire.sent() == b"\xd0\0" * (pings + 1)
+
+
+@run_async
+async def test_a_long_read_of_pings_takes_no_more_memory_than_its_answer() -> None:
+    async with memory_broker(by_hand()) as broker:
+        wire, pings = await joined(broker, "p"), b"\xc0\0" * 262_144
+        tracemalloc.start()
+        try:
+            assert take(broker, "p", pings) == b""
+            await turns()
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 4 * len(pings)
+        assert wire.sent() == b"\xd0\0" * 262_144
 
 
 @run_async
