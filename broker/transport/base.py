@@ -9,9 +9,9 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
-CHUNK = 64 * 1024  # bytes of one read, and the most that waits unread in one connection
+CHUNK: Final = 64 * 1024  # bytes of one read, and the most that waits unread in one connection
 PEERS = 128  # that are remembered, of each listener
 KEPT = 4 * 1024 * 1024  # bytes
 Octets = bytes | memoryview  # what is written; whoever holds a view holds all of what it is a part of

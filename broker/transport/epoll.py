@@ -12,17 +12,20 @@ import os
 import select
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from broker.transport.base import CHUNK, Octets, Peer, Peers, Reader, Turn, keep_memory, unpacked_address
 
-READ, WRITE = 0x1, 0x4  # EPOLLIN and EPOLLOUT, which select has on Linux only
-EVENTS = READ | WRITE  # what the epoll tells us of; the other bits of a connection's state:
-EOF, CLOSING, MUTE = 0x10, 0x20, 0x40  # the peer writes no more, close was called, write() takes nothing more
-FAST = 0x80  # it is read LONG at a time
-LONG = 512 * 1024  # bytes of one read where the Reader was done at once with a full one
+READ: Final = 0x1  # EPOLLIN and EPOLLOUT, which select has on Linux only
+WRITE: Final = 0x4
+EVENTS: Final = READ | WRITE  # what the epoll tells us of; the other bits of a connection's state:
+EOF: Final = 0x10  # the peer writes no more
+CLOSING: Final = 0x20  # close was called
+MUTE: Final = 0x40  # write() takes nothing more
+FAST: Final = 0x80  # it is read LONG at a time
+LONG: Final = 512 * 1024  # bytes of one read where the Reader was done at once with a full one
 MOST_FAST = 16  # connections of one listener that are FAST, or hold what they were read then
-TURN = 256  # connections that are looked at in one go; the next one begins with the others
+TURN: Final = 256  # connections that are looked at in one go; the next one begins with the others
 # So many connections, or bytes, are read before anything is written, if so many are ready: who is read with
 # others is answered with them, in few writes. It must not be all: then the clients and we would take turns.
 ENOUGH, ENOUGH_BYTES = 64, CHUNK
@@ -148,7 +151,7 @@ class Rest:
         self.timer: asyncio.TimerHandle | None = None
 
 
-NOTHING = Rest()  # of all that have none; nobody changes it
+NOTHING: Final = Rest()  # of all that have none; nobody changes it
 
 
 class EpollConnection:

@@ -42,11 +42,12 @@ def always(*args: Any, **kwargs: Any) -> bool:
 
 @dataclass(frozen=True)
 class Place:
-    """A function of the broker, and which of its calls count."""
+    """A function of the broker, and which of its calls count; *by_name*: it is called so, not from a table."""
 
     module: str
     name: str
     counts: Callable[..., bool] = always
+    by_name: bool = False
 
 
 def of_table(*tables: Table) -> Callable[..., bool]:
@@ -74,7 +75,7 @@ JOURNAL, SOCKETS = "broker.store.journal", "broker.transport.epoll"
 PLACES: dict[str, Place] = {
     # what arrives
     "CONNECT arrives": Place("broker.handle.connect", "handle_connect"),
-    "PUBLISH arrives": Place("broker.handle.publish", "handle_publish"),
+    "PUBLISH arrives": Place("broker.handle.publish", "handle_publish", by_name=True),
     "PUBACK arrives": Place("broker.handle.acks", "handle_puback"),
     "PUBREC arrives": Place("broker.handle.acks", "handle_pubrec"),
     "PUBREL arrives": Place("broker.handle.acks", "handle_pubrel"),
@@ -164,9 +165,10 @@ def find(place: Place) -> tuple[Any, str, Callable[..., Any]]:
 
 
 def reachable(point: str) -> bool:
-    """Whether the calls of "place: before" can be seen: compiled code does not look methods up in a class."""
-    holder, _, function = find(PLACES[point.rpartition(": ")[0]])
-    return inspect.isfunction(function) or not isinstance(holder, type)
+    """Whether the calls of "place: before" can be seen: compiled code looks up neither methods nor names."""
+    place = PLACES[point.rpartition(": ")[0]]
+    holder, _, function = find(place)
+    return inspect.isfunction(function) or not (place.by_name or isinstance(holder, type))
 
 
 def install(place: Place, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

@@ -568,15 +568,14 @@ async def test_a_socket_that_another_process_has_too_is_not_watched_after_its_en
 async def test_without_a_descriptor_for_the_epoll_nothing_stays_open(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Full:
-        def epoll(self) -> None:
-            raise OSError(errno.EMFILE, "Too many open files")
+    def full() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
 
     place = tmp_path / "socket"
     url = f"unix:{place}" if scheme == "unix" else "tcp://127.0.0.1:0"
     listener = listen(url, TransportOptions(engine="epoll"), lambda _: None)
     with monkeypatch.context() as patch:
-        patch.setattr(epoll, "select", Full())
+        patch.setattr(select, "epoll", full)
         with pytest.raises(OSError, match=r"cannot listen on .*Too many open files"):
             await listener.start()
     assert not listener._sockets and not place.exists()  # type: ignore[attr-defined]
