@@ -12,7 +12,7 @@ import os
 import select
 import socket
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from broker.transport.base import CHUNK, Octets, Peer, Peers, Reader, Turn, keep_memory, unpacked_address
 
@@ -163,7 +163,7 @@ class EpollConnection:
 
     __slots__ = ("_address", "_poll", "_reader", "_rest", "_state", "descriptor")
 
-    cost = 450
+    cost: ClassVar[int] = 450
 
     def __init__(self, poll: Poll, descriptor: int, address: str | None) -> None:
         """*address* is None if *poll* has it."""

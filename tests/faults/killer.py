@@ -42,7 +42,7 @@ def always(*args: Any, **kwargs: Any) -> bool:
 
 @dataclass(frozen=True)
 class Place:
-    """A function of the broker, and which of its calls count; *by_name*: it is called so, not from a table."""
+    """A function of the broker, and which of its calls count; *by_name*: it is in no table."""
 
     module: str
     name: str
