@@ -2,6 +2,7 @@
 
     python benchmarks/run.py                                  # everything, about an hour; writes README.md
     python benchmarks/run.py --scenario 'fan*' --rounds 1     # some; prints the tables
+    python benchmarks/run.py --patience 20                    # on a machine that others use, too
     python benchmarks/run.py --list
 
 Builds the load generator, finds or installs the peers (in `benchmarks/.bench_cache`), and runs: each time a
@@ -37,6 +38,7 @@ import peers
 import tables
 from mqttload import compare
 from peers import CACHE, HERE, Contender
+from quiet import Quiet
 from scenarios import SCENARIOS, Scenario
 
 README = HERE / "README.md"
@@ -94,6 +96,13 @@ def options() -> argparse.Namespace:
         help="only those, and what is added below; repeatable",
     )
     add("--rounds", type=int, default=5)
+    add(
+        "--patience",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="wait so long at most, before each run, until nobody else uses the cores (see quiet.py)",
+    )
     add("--secs", type=float, default=1.0, help="measured seconds of a run; below 1, counts shrink as well")
     add("--pybroker", action="append", default=[], metavar="NAME=PYTHON FLAGS")
     add("--variant", action="append", default=[], metavar="NAME=FLAGS")
@@ -210,13 +219,20 @@ def run(
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     ports = free_ports()
+    quiet = Quiet(wanted.patience if len(os.sched_getaffinity(0)) > 1 else 0)
     for number, scenario, broker in itertools.product(range(wanted.rounds), chosen, brokers):
         if (scenario.over == "tls" and not tls) or (broker.slow and not scenario.main):
             continue
+        quiet.wait()
         answer = one(str(program), broker, scenario, wanted.secs, ports)
+        if answer is not None and quiet.again():
+            quiet.wait()
+            answer = one(str(program), broker, scenario, wanted.secs, ports)
         if answer is not None:
             say(f"{number + 1} {scenario.name}, {broker.title}: {summary(scenario, answer)}")
             yield scenario.name, broker.title, answer
+    if wanted.patience:
+        say(f"waited {quiet.waited:.0f} s for others; {quiet.repeated} run(s) measured once more")
 
 
 def one(
@@ -263,10 +279,12 @@ def summary(scenario: Scenario, answer: dict[str, Any]) -> str:
 
 def circumstances(wanted: argparse.Namespace, base: str) -> str:
     """How it was measured, but for the rounds: a run may be ended early."""
+    patient = ", no run while others used the cores" if wanted.patience else ""
     python = f"{platform.python_implementation()} {platform.python_version()}"
     return (
         f"{wanted.secs:g} s; {python}; "
-        f"{os.cpu_count()} cores, one for the broker and one for the generator; ratios are to {base}."
+        f"{os.cpu_count()} cores, one for the broker and one for the generator{patient}; "
+        f"ratios are to {base}."
     )
 
 
