@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-PARTS = {"peers", "scenarios", "tables"}  # of run.py and growth.py; hooked.py is run by it
+PARTS = {"peers", "quiet", "scenarios", "tables"}  # of run.py and growth.py; hooked.py is run by it
 MINUTES = {"spark"}  # its parts are in tests/spark
 OVER_SOCKETS = {"run", "growth", "hooked"}
 # Arguments for a short run, where one round is not short enough.
