@@ -279,7 +279,7 @@ def summary(scenario: Scenario, answer: dict[str, Any]) -> str:
 
 def circumstances(wanted: argparse.Namespace, base: str) -> str:
     """How it was measured, but for the rounds: a run may be ended early."""
-    patient = ", no run while others used the cores" if wanted.patience else ""
+    patient = f", waiting {wanted.patience:g} s at most for others to leave them" if wanted.patience else ""
     python = f"{platform.python_implementation()} {platform.python_version()}"
     return (
         f"{wanted.secs:g} s; {python}; "

@@ -42,7 +42,10 @@ def always(*args: Any, **kwargs: Any) -> bool:
 
 @dataclass(frozen=True)
 class Place:
-    """A function of the broker, and which of its calls count; *by_name*: it is in no table."""
+    """A function of the broker, and which of its calls count.
+
+    *by_name*: those who call it have its name in their code; else it is a method, or in a table of handlers.
+    """
 
     module: str
     name: str
