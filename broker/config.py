@@ -155,6 +155,7 @@ class Capacity(Section):
     maximum_bytes: Positive = 1024 * MIB  # queued, in flight, retained and outbound together
     hook_timeout: Timeout = 10.0  # seconds for one call of a hook's coroutine
     fast_lane: bool = True  # serve runs of plain packets at once; the broker does the same without, slower
+    stay_awake: Annotated[float, Between(0, 0.001)] = 40e-6  # seconds, see transport.base.Awake; 0: not
     grace_time: Interval = 5.0  # seconds that stop() lets clients take what is queued
     sweep_interval: Annotated[float, Between(0, 60)] = 0.25  # seconds between looks at deadlines; 0: none
     sys_interval: Interval = 10.0  # seconds between two issues of `$SYS`; 0: on demand only

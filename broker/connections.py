@@ -19,7 +19,7 @@ from broker.handle.publish import check_publish_topic, not_stored
 from broker.lane.lane import Lane
 from broker.outbound import Flusher
 from broker.packet.reader import Readers, TopicNames
-from broker.transport.base import Connection, Peer, Turn
+from broker.transport.base import Awake, Connection, Peer, Turn
 
 log = logging.getLogger("broker")
 
@@ -36,7 +36,7 @@ class Connections:
         self._tasks: dict[Client, asyncio.Task[bool] | None] = {}
         self._addresses: Counter[str] = Counter()
         self.open = False  # new ones are accepted
-        self.turn = Turn()
+        self.turn = Turn(Awake(core.config.capacity.stay_awake))
 
     def __len__(self) -> int:
         return len(self._tasks)

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from time import monotonic
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 CHUNK: Final = 64 * 1024  # bytes of one read, and the most that waits unread in one connection
 PEERS = 128  # that are remembered, of each listener
 KEPT = 4 * 1024 * 1024  # bytes
 Octets = bytes | memoryview  # what is written; whoever holds a view holds all of what it is a part of
+
+# Of Awake
+SOON: Final = 250e-6  # seconds of sleep that are so short that it may pay to stay awake
+TRIAL: Final = 3  # how often something must come late, or not at all, before that is given up
+SURE: Final = 12  # the same where it has paid for long
+PAUSE: Final = 16  # short sleeps from one trial to the next,
+LONGEST_PAUSE: Final = 1024  # up to so many as long as trials are in vain
+LONGEST_TURN: Final = 500e-6  # seconds; then all else in the event loop has its turn
+
+T = TypeVar("T")
 
 
 @cache
@@ -41,6 +53,66 @@ def is_loopback(host: str) -> bool:
     return host == "::1" or host.startswith(("127.", "::ffff:127."))
 
 
+class Awake:
+    """Whether to look for more, for a moment, before the event loop may fall asleep: where that pays.
+
+    To fall asleep and to be woken takes 20 to 100 us on a virtual machine, and who waits for our answer falls
+    asleep as well; if nobody does, most answers take 20. QoS 1, one message at a time: 7,800 a second,
+    11,200 with this; QoS 2 at window 20: 70,000 and 102,000 (mosquitto 11,000 and 56,000; CPython 3.11, 2
+    cores). Only who has slept shortly, time and again, tries it, and if it is in vain ever more rarely: then
+    it takes less than a hundredth of the time. Where it is not, what 20,000 events a second leave of a core.
+    """
+
+    __slots__ = ("_lasts", "_monotonic", "_pause", "_pays", "_short", "_slept", "_until")
+
+    def __init__(self, lasts: float, monotonic: Callable[[], float] = monotonic) -> None:
+        """*lasts*: seconds to look; 0: not at all, as where nobody else could run meanwhile."""
+        self._lasts = lasts if (os.cpu_count() or 1) > 1 else 0.0
+        self._monotonic = monotonic
+        self._pays = 0  # times that it may still be in vain; 0: it is not done
+        self._short = 0  # short sleeps since the last trial
+        self._pause = PAUSE
+        self._slept = 0.0  # from then on, or from before
+        self._until = 0.0  # nobody looks for more after that
+
+    def woken(self) -> None:
+        """There is something to do."""
+        now = self._monotonic()
+        self._until = now + LONGEST_TURN
+        if self._pays or not self._lasts or now - self._slept > SOON:
+            return
+        self._short += 1
+        if self._short >= self._pause:
+            self._short, self._pays = 0, TRIAL
+
+    def look(self, find: Callable[[], Sequence[T]]) -> Sequence[T]:
+        """All is done: what *find* finds while it pays to look. Nothing: the loop may sleep."""
+        now = begun = self._monotonic()
+        if self._pays and now < self._until:
+            # A trial takes longer: who is asleep because we were is late the first time.
+            until = begun + (self._lasts if self._pays > TRIAL else 2 * self._lasts)
+            while now < until:
+                found = find()
+                if found:
+                    self._learn(now - begun < self._lasts)
+                    return found
+                now = self._monotonic()
+            self._learn(False)
+        self._slept = now
+        return ()
+
+    def _learn(self, in_time: bool) -> None:
+        """Something came *in_time*, or not."""
+        if in_time:
+            self._pays = min(self._pays + 1, SURE)
+            if self._pays == SURE:
+                self._pause = PAUSE
+        else:
+            self._pays -= 1
+            if not self._pays:
+                self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+
 class Turn:
     """The turn of the event loop in which a Poll reads its connections; one for all listeners of a broker.
 
@@ -49,9 +121,10 @@ class Turn:
     quarter more CPU (50 topics, 100 messages outstanding: 1.50 us each, 1.20 with this; CPython 3.11).
     """
 
-    __slots__ = ("_later", "_reading")
+    __slots__ = ("_later", "_reading", "awake")
 
-    def __init__(self) -> None:
+    def __init__(self, awake: Awake | None = None) -> None:
+        self.awake = awake or Awake(0)
         self._later: list[Callable[[], None]] = []
         self._reading = False
 

@@ -11,7 +11,8 @@ import logging
 import os
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Final
 
 from broker.transport.base import CHUNK, Octets, Peer, Peers, Reader, Turn, keep_memory, unpacked_address
@@ -32,6 +33,8 @@ TURN: Final = 256  # connections that are looked at in one go; the next one begi
 # others is answered with them, in few writes. It must not be all: then the clients and we would take turns.
 ENOUGH, ENOUGH_BYTES = 64, CHUNK
 
+Ready = Sequence[tuple[int, int]]  # descriptors and their events
+
 log = logging.getLogger(__name__)
 read = os.read  # found sooner, once a read
 
@@ -40,22 +43,18 @@ class Poll:
     """The epoll of one listener and the connections in it. It ends with the last of them."""
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        peer: Callable[[str], Peer],
-        linger: float,
-        turn: Turn,
-        long: bool,
-    ) -> None:
+        self, loop: asyncio.AbstractEventLoop, peer: Callable[[str], Peer],
+        linger: float, turn: Turn, long: bool,
+    ) -> None:  # fmt: skip
         """*peer* makes a Peer of an address; *linger* is in seconds; *long*: there may be long reads."""
-        self.loop = loop
-        self._one_turn = turn
+        self.loop, self.linger, self._one_turn = loop, linger, turn
         self._most_fast = MOST_FAST if long else 0
         self._fast: list[EpollConnection] = []
         self.peers = Peers(peer)
-        self.linger = linger
         self._connections: list[EpollConnection | None] = []  # by descriptor: those are small and dense
         self.epoll = select.epoll()
+        self._find: Callable[[], Ready] = partial(self.epoll.poll, 0, TURN)
+        self.others_wait = False  # a task has something to do
         self._count = 0
         self._wanted = True
         loop.add_reader(self.epoll.fileno(), self._turn)
@@ -109,10 +108,19 @@ class Poll:
             self.epoll.close()
 
     def _turn(self) -> None:
+        """Read whoever is ready, and whoever is soon after, if that is to be expected; see Awake."""
+        awake, ready = self._one_turn.awake, self._find()
+        awake.woken()
+        self.others_wait = False
+        while ready:
+            self._serve(ready)
+            ready = () if self.others_wait or self.epoll.closed else awake.look(self._find)
+
+    def _serve(self, ready: Ready) -> None:
         connections, left, room = self._connections, ENOUGH, ENOUGH_BYTES
         self._one_turn.begin()
         try:
-            while left > 0 and room > 0 and not self.epoll.closed and (ready := self.epoll.poll(0, TURN)):
+            while ready:
                 left -= len(ready)
                 for descriptor, events in ready:
                     connection = connections[descriptor]
@@ -126,6 +134,7 @@ class Poll:
                     except Exception:
                         log.exception("%s: unexpected error, connection dropped", connection.address)
                         connection.abort()
+                ready = self._find() if left > 0 and room > 0 and not self.epoll.closed else ()
         finally:
             self._one_turn.end()
 
@@ -181,8 +190,6 @@ class EpollConnection:
         if self._rest is NOTHING:
             self._rest = Rest()
         return self._rest
-
-    # What the Connection is asked
 
     @property
     def address(self) -> str:
@@ -240,7 +247,7 @@ class EpollConnection:
 
     async def drain(self) -> None:
         while self._rest.out is not None:
-            drained = self._own().drained = self._rest.drained or asyncio.Event()
+            self._own().drained = drained = self._rest.drained or asyncio.Event()
             await drained.wait()
 
     def close(self) -> None:
@@ -337,8 +344,11 @@ class EpollConnection:
         if rest.sink is not None:
             rest.sink(data)
             return size
-        if not unread and self._reader is not None:
-            data = self._reader.take(data)
+        reader = self._reader
+        if not unread and reader is not None:
+            data = reader.take(data)
+            if reader.serving:
+                self._poll.others_wait = True
             if not data or self._state & CLOSING:
                 if size >= CHUNK or self._state & FAST:
                     self._pace(size)
@@ -350,6 +360,7 @@ class EpollConnection:
             rest.chunks.append(data)
         rest.unread = unread + len(data)
         self._state &= ~FAST
+        self._poll.others_wait = True
         self.wake()
         return size
 
@@ -420,8 +431,7 @@ class EpollConnection:
             drained.set()
 
     def _end_writing(self) -> None:
-        """Nothing is pending. A full close with unread input would make the kernel send RST, which
-        can destroy what was written last; so only our side ends, until the peer ends its own."""
+        """Nothing is pending. A close with unread input sends RST, which may undo what was written last."""
         if self._state & EOF or self._rest.error is not None or self._has_ended():
             self._lose(None)
             return

@@ -10,15 +10,15 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from broker.errors import ConfigError
 from broker.transport import epoll, tcp
-from broker.transport.base import CHUNK, Connection, TransportOptions, Turn
+from broker.transport.base import CHUNK, Awake, Connection, TransportOptions, Turn
 from broker.transport.epoll import EVENTS, LONG, READ, TURN, EpollConnection, Poll
 from broker.transport.listen import SocketListener, listen
 from broker.transport.tcp import TcpConnection
@@ -27,6 +27,7 @@ from tests.transport.sockets import FOREVER, read_size, receive, run, send, serv
 
 pytestmark = pytest.mark.skipif(not hasattr(select, "epoll"), reason="epoll is Linux's")
 
+T = TypeVar("T")
 BIG = bytes(range(256)) * (32 << 10)  # 8 MiB
 
 
@@ -172,6 +173,64 @@ async def test_who_is_ready_by_then_is_read_in_the_same_turn(
         assert happened == expected
         first_sock.close()
         second_sock.close()
+
+
+class Wakeful(Awake):
+    """Looks as often as it was told to; before each look something is done."""
+
+    def __init__(self, *before: Callable[[], object]) -> None:
+        super().__init__(0)
+        self.before = list(before)
+
+    def look(self, find: Callable[[], Sequence[T]]) -> Sequence[T]:
+        if not self.before:
+            return ()
+        self.before.pop(0)()
+        return find()
+
+
+@run
+async def test_what_comes_while_it_stays_awake_is_read_by_the_same_call_but_in_another_turn() -> None:
+    happened = list[str]()
+    async with serving(engine="epoll", turn=(turn := Turn())) as server:
+        connection, sock = await server.pair()
+
+        def note(connection: Connection, data: bytes) -> None:
+            happened.append(data.decode())
+            turn.at_end(lambda: happened.append("end"))
+
+        connection.attach(Eager(connection, note))
+        loop = asyncio.get_running_loop()
+        turn.awake = Wakeful(lambda: loop.call_soon(happened.append, "loop"), lambda: sock.send(b"never"))
+        turn.awake.before.insert(0, lambda: sock.send(b"second"))
+        sock.send(b"first")
+        await turns(10)
+        assert happened == ["first", "end", "second", "end", "loop"], "then the loop has its turn"
+        sock.close()
+
+
+@pytest.mark.parametrize("how", ["leaves", "serving", "nobody"])
+@run
+async def test_it_falls_asleep_at_once_where_a_task_has_something_to_do(how: str) -> None:
+    """Who is served by a task, or reads by itself, waits for the loop."""
+    async with serving(engine="epoll", turn=(turn := Turn())) as server:
+        connection, sock = await server.pair()
+        reader = Picky()
+        if how != "nobody":
+            connection.attach(reader)
+        asked = list[str]()
+        turn.awake = Wakeful(lambda: asked.append("first"), lambda: asked.append("second"))
+        reader.leaves, reader.serving = int(how == "leaves"), how == "serving"
+        sock.send(b"x")
+        await turns(10)
+        assert not asked
+        assert how == "serving" or await connection.read() == b"x"
+        reader.leaves, reader.serving = 0, False
+        if how != "nobody":
+            sock.send(b"y")
+            await turns(10)
+            assert asked == ["first"]
+        sock.close()
 
 
 @run
