@@ -296,6 +296,7 @@ class Broker:
         when it cannot be retained, StoreUnavailable when it cannot be stored, BrokerError while the store
         is not open, which it is from `start` to `stop`.
         """
+        self._connections.settle()
         check_topic_name(topic_name)
         message = self._local_message(topic_name, payload, qos, retain, properties)
         journal = self._core.journal
@@ -337,6 +338,7 @@ class Broker:
         Starts with the retained messages of the built-in store unless *retained* is False. `$share/`
         filters take part in their group. At most *maximum* messages wait. Raises TopicFilterInvalid.
         """
+        self._connections.settle()
         check_topic_filter(topic_filter)
         self._local_ids += 1
         share_name, bare = split_share(topic_filter)
@@ -357,6 +359,7 @@ class Broker:
         return local
 
     def _unsubscribe_local(self, subscriber: LocalSubscription, topic_filter: str) -> None:
+        self._connections.settle()
         self._core.tree.unsubscribe(subscriber, topic_filter)
         self._locals.discard(subscriber)
 
@@ -368,11 +371,13 @@ class Broker:
     @property
     def clients(self) -> Mapping[str, Client]:
         """The connected clients by ClientID, live and read-only."""
+        self._connections.settle()
         return MappingProxyType(self._core.clients)
 
     @property
     def stats(self) -> Stats:
         """The counters."""
+        self._connections.settle()
         return self._core.stats
 
     async def disconnect(
@@ -386,6 +391,7 @@ class Broker:
 
         With 0x9C and 0x9D, *server_reference* says where to go: `host[:port]`, several with spaces.
         """
+        self._connections.settle()
         client = self._core.clients.get(client_id)
         if client is None:
             return False
@@ -401,6 +407,7 @@ class Broker:
 
         What `may_publish` has allowed is forgotten; without such a hook this does nothing.
         """
+        self._connections.settle()
         verdicts = self._core.hooks.verdicts
         if verdicts is None:
             return

@@ -46,6 +46,7 @@ class ClientTerms(WriteTerms):
     dispatch: Callable[[Client, Packet], Awaitable[None] | None]
     serve: Callable[[Client, bytes], None]  # runs a client that has this to read, or more, or is at its end
     lane: Callable[[Client, bytes], bytes]  # the fast lane: gives what it does not take
+    offers_again: bool = False  # in a task it takes more
     moment: float = -inf  # when somebody was heard last, rounded up
     delivered: Callable[[str, Message, int], None] | None = None  # a PUBLISH is on its way
     express: Callable[[Client, bytes], bool] | None  # the same for CONNECT and DISCONNECT; whether it took it
@@ -128,6 +129,7 @@ class Client(Outbound[ClientTerms]):
     def end_reading(self) -> None:
         """Nothing more is read."""
         self.serving = OVER
+        self.forget_judged()
         if self.extra.writer:
             self.extra.writer.cancel()
         if not self.closed:
@@ -151,7 +153,8 @@ class Client(Outbound[ClientTerms]):
         while not self.is_ending:
             if not data and not connection.has_unread():
                 return False
-            fresh, data = not data, data or await connection.read()  # what was given was offered before
+            fresh = not data or terms.offers_again  # else what was given was offered before
+            data = data or await connection.read()
             if not data:
                 self.ending = self.ending or StreamEnded("closed by the client without DISCONNECT")
                 return True

@@ -15,7 +15,7 @@ from broker.errors import ServerShuttingDown
 from broker.handle.disconnect import say_goodbye, serve_client
 from broker.handle.dispatch import dispatcher
 from broker.handle.express import Express
-from broker.handle.publish import check_publish_topic, not_stored
+from broker.handle.publish import check_publish_topic, handle_publish, not_stored
 from broker.lane.lane import Lane
 from broker.outbound import Flusher
 from broker.packet.reader import Readers, TopicNames
@@ -32,7 +32,10 @@ class Connections:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._terms = client_terms(core, self._serve, self._goodbye)
+        names = TopicNames(core.config.protocol.disallowed_code_points == "reject")
+        lane = Lane(core, names, check_publish_topic, handle_publish)
+        self._terms = client_terms(core, names, lane, self._serve, self._goodbye)
+        self.settle = lane.judged.settle
         self._tasks: dict[Client, asyncio.Task[bool] | None] = {}
         self._addresses: Counter[str] = Counter()
         self.open = False  # new ones are accepted
@@ -196,12 +199,14 @@ def _host(peer: Peer) -> str:
 
 
 def client_terms(
-    core: Core, serve: Callable[[Client, bytes], None], goodbye: Callable[[Client], None]
+    core: Core,
+    names: TopicNames,
+    lane: Lane,
+    serve: Callable[[Client, bytes], None],
+    goodbye: Callable[[Client], None],
 ) -> ClientTerms:
-    strict = core.config.protocol.disallowed_code_points == "reject"
-    names = TopicNames(strict)
-    lane, express = Lane(core, names, check_publish_topic), Express(core, goodbye)
-    fast, watched = core.config.capacity.fast_lane, core.hooks.inspects_publish
+    express = Express(core, goodbye)
+    fast, watched = core.config.capacity.fast_lane, core.hooks.inspects_publish and not lane.judged.open
     return ClientTerms(
         limits=core.config.limits,
         protocol=core.config.protocol,
@@ -214,6 +219,7 @@ def client_terms(
         dispatch=dispatcher(core),
         serve=serve,
         lane=lane.take if lane.open and fast else no_lane,
+        offers_again=lane.judged.open and core.hooks.need_task,
         express=express.take if express.open and fast else None,
         delivered=core.hooks.on_delivered if core.hooks.hears_delivered else None,
         not_stored=partial(not_stored, core),

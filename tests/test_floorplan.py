@@ -54,7 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 MODULES: dict[str, set[str]] = {
     "packet": {"enums", "message", "wire", "properties", "packets", "connect", "dialect", "codec", "reader"},
     "topic": {"name", "match", "subscription", "tree", "shared", "index"},
-    "lane": {"lane", "alike", "atleast", "exactly", "retained", "known", "audience", "blocks", "runs"},
+    "lane": {"lane", "alike", "atleast", "exactly", "retained", "known", "asked", "audience", "runs"},
     "store": {
         *("base", "memory", "sqlite", "consul", "log", "reader", "cursor", "lease", "stream"),
         *("budget", "journal", "schema", "rows", "pages", "repair"),

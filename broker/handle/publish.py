@@ -50,6 +50,8 @@ def handle_publish(core: Core, client: Client, packet: Publish) -> Awaitable[Non
     assert session is not None
     core.stats.publish_received += 1
     client.count_published()
+    judged = client.extra.judged
+    asked = judged.popleft() if judged else None  # the fast lane has asked about it already
     limits, topic_name, qos = core.config.limits, packet.topic_name, packet.qos
     block = packet.block
     if block is not None and not block.is_plain:
@@ -66,7 +68,9 @@ def handle_publish(core: Core, client: Client, packet: Publish) -> Awaitable[Non
             return None
         if receiving:
             _count_received(core, client, receiving)
-    if block is None and not limits.message_expiry_interval and not packet.retain:
+    if asked is not None:
+        message = asked[0]
+    elif block is None and not limits.message_expiry_interval and not packet.retain:
         message = Message(topic_name, packet.payload, qos, False, NO_PROPERTIES, client.client_id)
     else:
         message = _message(core, client, packet, topic_name)
@@ -79,7 +83,9 @@ def handle_publish(core: Core, client: Client, packet: Publish) -> Awaitable[Non
             if core.hooks.verdicts is not None:
                 core.hooks.verdicts.check(client.info, topic_name)
             if core.hooks.inspects_publish:
-                found = core.hooks.inspect_publish(client.info, message)
+                found = core.hooks.inspect_publish(client.info, message) if asked is None else asked[1]
+                if isinstance(found, MqttError):
+                    raise found
                 if not isinstance(found, Message):
                     return _wait_for_hook(core, client, session, packet, message, found)
                 message = found

@@ -37,6 +37,24 @@ class Begun:
                 return done.value
 
 
+class Later:
+    """An answer that somebody waits for by `await`; or nobody any more, who calls `close`."""
+
+    __slots__ = ("_begun", "_rest")
+
+    def __init__(self, begun: Begun, rest: Coroutine[Any, Any, Any]) -> None:
+        """*rest* waits for *begun*, and goes on with what comes of it."""
+        self._begun = begun
+        self._rest = rest
+
+    def close(self) -> None:
+        self._rest.close()
+        self._begun.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._rest.__await__()
+
+
 def first_step(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """What *coroutine* gives, or a Begun if it waits."""
     try:

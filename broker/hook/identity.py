@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from broker.errors import DisconnectedByClient, MqttError
 from broker.hook.base import ClientInfo
+from broker.hook.begun import Later
 from broker.packet.enums import Version
 
 
@@ -28,8 +29,8 @@ class Extra:
     """Of one Client; made when the first of it is needed. Nobody changes NOTHING, which all others have."""
 
     __slots__ = (
-        "aliases", "dropped", "exchange", "greeting", "leaving", "outbound_aliases", "partial_counted",
-        "partial_since", "receiving", "writer",
+        "aliases", "dropped", "exchange", "greeting", "judged", "leaving", "outbound_aliases",
+        "partial_counted", "partial_since", "receiving", "writer",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -42,6 +43,8 @@ class Extra:
         self.aliases: Any = None  # InboundAliases, once the client uses any
         self.outbound_aliases: Any = None  # OutboundAliases, if the client takes any
         self.dropped: Counter[str] | None = None  # messages not delivered on this connection, by reason
+        # Of the PUBLISH packets that are read next: what hooks were shown, and what they said (lane.asked).
+        self.judged: deque[tuple[Any, Any]] | None = None
         self.receiving: set[int] | None = None  # QoS 2 identifiers of this connection, PUBLISH to PUBCOMP
 
 
@@ -245,6 +248,14 @@ class Identified:
         if self.extra is NOTHING:
             self.extra = Extra()
         return self.extra
+
+    def forget_judged(self) -> None:
+        """Nobody reads the messages any more that hooks were asked about already."""
+        judged = self.extra.judged
+        while judged:
+            waits = judged.popleft()[1]
+            if isinstance(waits, Later):
+                waits.close()
 
     # ---- what waits to be sent
 

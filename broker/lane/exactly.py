@@ -10,9 +10,10 @@ from typing import Final
 from broker.client import Client, Phase
 from broker.core import Core
 from broker.errors import MqttError
+from broker.lane.asked import Allowed
 from broker.lane.atleast import AtLeastOnce
 from broker.lane.audience import Audience1
-from broker.lane.known import Allowed, Known
+from broker.lane.known import Known
 from broker.lane.runs import (
     FEW_1,
     Stretch,

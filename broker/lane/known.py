@@ -6,7 +6,6 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final, TypeVar
 
-from broker.client import Client
 from broker.core import Core
 from broker.errors import MqttError
 from broker.lane.audience import Audience, Audience1, Member, find_links
@@ -176,48 +175,3 @@ class Known:
             known[topic] = audience
         else:
             self.generation = -1  # begin anew with the next read
-
-
-class Allowed:
-    """Where the client that is served may publish, as far as hooks were asked. One for all clients.
-
-    A hook may do whatever it likes while it is asked. So a run stops at a topic that nobody was asked about;
-    when all that it collected is handed over the hooks are asked, and a new run begins.
-    """
-
-    __slots__ = ("_check_topic", "_core", "_known", "_names", "_verdicts", "topics", "unasked")
-
-    def __init__(
-        self, core: Core, known: Known, names: TopicNames, check_topic: Callable[[Core, str], None]
-    ) -> None:
-        """See Lane."""
-        self._core = core
-        self._known = known
-        self._names = names
-        self._check_topic = check_topic
-        self._verdicts = core.hooks.verdicts
-        self.topics: set[bytes] | None = None  # as raw bytes with their length; None: everywhere
-        self.unasked = b""  # the one at which a run has stopped
-
-    def begin(self, client: Client) -> None:
-        """A read of *client* begins."""
-        if self._verdicts is not None:
-            self.topics, self.unasked = self._verdicts.of(client.info), b""
-
-    def ask(self, client: Client) -> bool:
-        """Ask about the topic at which a run has stopped; whether another one may begin with it.
-
-        If not, all else is the readable lane's, which asks once more.
-        """
-        topic, verdicts = self.unasked, self._verdicts
-        assert verdicts is not None
-        try:
-            topic_name = self._names[topic[2:]]
-            self._check_topic(self._core, topic_name or "$")
-            verdicts.check(client.info, topic_name)
-        except MqttError:
-            return False
-        self.begin(client)
-        if not self._known.fresh:  # a hook has subscribed
-            self._known.forget()
-        return not client.is_ending and topic in verdicts.of(client.info)

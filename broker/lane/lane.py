@@ -20,17 +20,18 @@ from broker.client import Client, Phase
 from broker.core import Core
 from broker.hook.identity import IDLE
 from broker.lane.alike import Alike
+from broker.lane.asked import Allowed, Judged
 from broker.lane.atleast import AtLeastOnce
 from broker.lane.audience import Audience, Audience1, Member
-from broker.lane.blocks import Blocks
 from broker.lane.exactly import PUBCOMP, PUBLISH_2, PUBREC, PUBREL, Exactly
-from broker.lane.known import LONGEST, Allowed, Known
+from broker.lane.known import LONGEST, Known
 from broker.lane.retained import PUBLISH_RETAINED, STORED, Retaining, plain_packet
 from broker.lane.runs import (
     FEW,
     FEW_1,
     LARGE,
     SHORT,
+    Blocks,
     Run,
     Stretch,
     acknowledged,
@@ -42,6 +43,7 @@ from broker.lane.runs import (
 )
 from broker.packet.enums import Version
 from broker.packet.message import bounds, rewrite
+from broker.packet.packets import Publish
 from broker.packet.wire import TopicNames
 
 CONNECTED: Final = Phase.CONNECTED
@@ -60,8 +62,14 @@ ASKED: Final = 50  # and so do hooks that are asked about a topic
 class Lane:
     """One for all clients of a broker; in the event loop's thread."""
 
-    def __init__(self, core: Core, names: TopicNames, check_topic: Callable[[Core, str], None]) -> None:
-        """*names* should be those of the readers; *check_topic* raises MqttError for one not accepted."""
+    def __init__(
+        self, core: Core, names: TopicNames, check_topic: Callable[[Core, str], None],
+        handle: Callable[[Core, Client, Publish], object],
+    ) -> None:  # fmt: skip
+        """*names* should be those of the readers; *check_topic* raises MqttError for one not accepted.
+
+        *handle* is the readable lane's handler of PUBLISH.
+        """
         limits, hooks = core.config.limits, core.hooks
         self._core = core
         self._budget = core.budget
@@ -75,20 +83,16 @@ class Lane:
         self._at_least_once = AtLeastOnce(core)
         self._exactly = Exactly(core, names, self.known, self._allowed, self._at_least_once)
         self._alike = Alike(core, self.known, self._at_least_once)
+        self.judged = Judged(core, names, self.known, self._allowed, self._alike, self._take, handle)
         self._most_qos = limits.maximum_qos
         self._watched = hooks.inspects_publish
         self._holds = hooks.holds  # an acknowledgement may have to wait: QoS 0 alone
         self._tells = hooks.hears_runs
-        self._alike_for = self._kinds_of_alike()
+        few = (PUBLISH_0, PUBLISH_1) if self._most_qos and not self._holds else (PUBLISH_0,)
+        self._alike_for = () if self._watched else few  # first bytes of the packets for it
         # What would have to look at every message that is sent.
         watched = hooks.inspects_delivery or hooks.follows_messages
         self.open = not (watched or limits.message_expiry_interval or limits.maximum_packet_size < SHORT)
-
-    def _kinds_of_alike(self) -> tuple[int, ...]:
-        """First bytes of the packets for Alike."""
-        if self._watched:
-            return ()
-        return (PUBLISH_0, PUBLISH_1) if self._most_qos and not self._holds else (PUBLISH_0,)
 
     def take(self, client: Client, data: bytes) -> bytes:
         """Serve what can be served of *data*, which *client* sent; gives the rest, from a packet's start on.
@@ -101,6 +105,9 @@ class Lane:
         shut, at = False, 0
         if client.waiting is not IDLE or budget.used >= budget.low_from:
             shut = client.blocked or budget.low or client.swamped
+        if self.judged.asks:  # a hook has done something that leads here
+            self.judged.settle()
+            return data
         before = self._core.stats.publish_received if tells else 0
         if reader is None and not shut and data[0] in self._alike_for:
             at = self._alike.take(client, data)
@@ -120,7 +127,10 @@ class Lane:
             data = self._without_aliases(client.extra.aliases.names, data)
         self.known.begin()
         try:
-            at = self._take(client, data, shut, at)
+            if self.judged.open and not shut:
+                at = self.judged.take(client, data)
+            else:
+                at = self._take(client, data, shut, at, self._watched)
         except BaseException:
             self.known.forget()  # what was collected half
             raise
@@ -153,8 +163,11 @@ class Lane:
         packets, end = rewrite_aliases(data, names, self._blocks.alias_in)
         return packets + data[end:] if end else data
 
-    def _take(self, client: Client, data: bytes, shut: bool, at: int) -> int:
-        """Where the packets from *at* on end that were served; *shut*: only PUBACKs, which end something."""
+    def _take(self, client: Client, data: bytes, shut: bool, at: int, watched: bool) -> int:
+        """Where the packets from *at* on end that were served; *shut*: only PUBACKs, which end something.
+
+        *watched*: no PUBLISH.
+        """
         end, first, allowed = len(data), -1, self._allowed
         self._work = 0
         allowed.begin(client)
@@ -162,7 +175,7 @@ class Lane:
             first = data[at]
             if shut and first != PUBACK:
                 break
-            if first & 0xF0 == PUBLISH_0 and (self._watched or (self._holds and first & 6)):
+            if first & 0xF0 == PUBLISH_0 and (watched or (self._holds and first & 6)):
                 break
             if first == PUBLISH_0:
                 at = self._take_qos_0(client, data, at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -186,6 +187,46 @@ def test_properties_that_are_changed_in_place_are_sent(event: str, change: Calla
 def test_a_message_that_nobody_changed_keeps_its_block() -> None:
     message = inspected(with_properties(), hook(on_publish=passes), hook(on_publish_received=passes))
     assert message.block is BLOCK
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+@run_async
+async def test_an_answer_that_nobody_waits_for_is_closed(in_place: bool) -> None:
+    seen: list[str] = []
+
+    async def look(who: ClientInfo, message: Message) -> None:
+        seen.append("begun")
+        try:
+            await asyncio.sleep(0)
+        finally:
+            seen.append("ended")
+
+    hooks = Hooks([hook(on_publish=look)])
+    hooks.in_place = in_place
+    found: Any = hooks.inspect_publish(WHO, Message("t", b"x"))
+    found.close()
+    del found
+    gc.collect()
+    assert seen == ([] if in_place else ["begun", "ended"])
+
+
+@pytest.mark.parametrize("event", ["on_publish", "on_publish_received"])
+@pytest.mark.parametrize("field", ["payload", "topic_name", "properties"])
+def test_the_same_message_comes_out_only_if_nobody_changed_it(event: str, field: str) -> None:
+    value: Any = {"payload": b"new", "topic_name": "new", "properties": {"content_type": "new"}}[field]
+
+    def change(who: ClientInfo, message: Message) -> Message:
+        setattr(message, field, value)
+        return message
+
+    for others in ([], [hook(on_publish_received=passes)]):
+        message = Message("t", b"x")
+        found = inspected(message, hook(**{event: change}), *others)
+        assert found is not message and getattr(found, field) == value
+        message = Message("t", b"x")
+        assert inspected(message, hook(on_publish=passes), *others) is message
 
 
 # ---- Begun

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from random import Random
@@ -15,7 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.packet.enums import Version
-from tests.lane.twins import FILTERS, PROPERTIES, SIZES, TOPICS, compare
+from tests.lane.twins import (
+    FILTERS,
+    PROPERTIES,
+    SIZES,
+    TOPICS,
+    Coroutines,
+    Judge,
+    Plain,
+    compare,
+)
 
 ORDERS = ("same", "same", "same", "reversed", "skipped", "unknown")
 CODES = (0, 0, 0, 0, 0x10, 0x80, 0x97)  # of PUBACK and PUBREC
@@ -203,7 +212,46 @@ def test_the_same_where_a_hook_says_who_may_publish(seed: int) -> None:
     talk_at_length(chances, chances.random.choice(REFUSED))
 
 
-def talk_at_length(chances: Chances, refused: tuple[str, ...] | None) -> None:
+class Simple(Chances):
+    """Mostly messages of QoS 0 and 1 that nobody has to look at, but hooks do."""
+
+    def burst(self) -> dict[str, Any]:
+        event = super().burst()
+        if not self.one_in(4):
+            for message in event["messages"]:
+                message |= {"properties": {}, "dup": False, "retain": False, "qos": min(message["qos"], 1)}
+        return event
+
+
+KINDS = ("refuse", "quota", "silence", "fail", "count", "change", "qos", "properties", "in place")
+OF_PLAIN = (*KINDS, "mark")
+OF_COROUTINES = (*KINDS, "wait", "wait long", "publish", "time out")
+
+
+def judge_of(chances: Chances, hook: type[Judge]) -> Judge:
+    kinds = OF_PLAIN if hook is Plain else OF_COROUTINES
+    choice, most = chances.random.choice, chances.random.choice((0, 1, 2, 4, 8))
+    return hook({choice((0, 1, 2, 3, 5, 8, 9, 29)): choice(kinds) for _ in range(most)})
+
+
+@pytest.mark.parametrize("hook", [Plain, Coroutines])
+@pytest.mark.parametrize("seed", LONG[::3])
+def test_the_same_where_hooks_look_at_each_message(seed: int, hook: type[Judge]) -> None:
+    """Each hook is asked about the same messages in the same order, once, and sees the same counters."""
+    chances = Simple(seed)
+    refused = chances.random.choice((None, None, *REFUSED))
+    state = chances.random.getstate()
+
+    def judge() -> Judge:
+        chances.random.setstate(state)
+        return judge_of(chances, hook)
+
+    talk_at_length(chances, refused, judge)
+
+
+def talk_at_length(
+    chances: Chances, refused: tuple[str, ...] | None, judge: Callable[[], Judge] | None = None
+) -> None:
     choice, left = chances.random.choice, count(-60)
     limits = {
         "outbound_receive_maximum": choice((5, 10_000, 10_000)),
@@ -216,7 +264,7 @@ def talk_at_length(chances: Chances, refused: tuple[str, ...] | None) -> None:
     hear = [choice((0, 1, 2, *(2,) * 6 * chances.exactly)) for _ in range(choice((0, 1, 2, 3)))]
     overlap = choice(("merge", "merge", "per_subscription"))
     happening = partial(next_event, chances, left)
-    asyncio.run(compare(happening, hear, limits, overlap, retained, refused))
+    asyncio.run(compare(happening, hear, limits, overlap, retained, refused, judge))
 
 
 def next_event(chances: Chances, left: Iterator[int], dead: list[int]) -> dict[str, Any] | None:

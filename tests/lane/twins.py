@@ -12,8 +12,19 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from broker import Broker, Capacity, ClientInfo, Config, HookBase, Limits, Protocol, QuotaExceeded
+from broker import (
+    Broker,
+    Capacity,
+    ClientInfo,
+    Config,
+    HookBase,
+    Limits,
+    NotAuthorized,
+    Protocol,
+    QuotaExceeded,
+)
 from broker.client import no_lane
+from broker.errors import AcknowledgeOnly
 from broker.packet import packets as mqtt
 from broker.packet.codec import encode
 from broker.packet.enums import Version
@@ -94,8 +105,85 @@ class Rules(HookBase):
         return topic_name not in self.refused
 
 
+class Judge(HookBase):
+    """Looks at each message and writes it down; what it does then depends on the first byte of the payload.
+
+    *kinds* has what it does, by that byte; nothing for other messages: it lets them pass.
+    """
+
+    def __init__(self, kinds: dict[int, str]) -> None:
+        self.kinds = kinds
+        self.asked: list[tuple[str, bytes, int]] = []
+        self.seen: list[Any] = []
+        self.broker: Any = None
+
+    async def init(self, broker: Any) -> None:
+        self.broker = broker
+
+    def look(self, message: Message) -> str:
+        self.asked.append((message.topic_name, message.payload[:1], message.qos))
+        kind = self.kinds.get(message.payload[0], "") if message.payload else ""
+        if kind == "refuse":
+            raise NotAuthorized(message.topic_name)
+        if kind == "quota":
+            raise QuotaExceeded(message.topic_name)
+        if kind == "silence":
+            raise AcknowledgeOnly
+        if kind == "fail":
+            raise ZeroDivisionError
+        if kind == "count":
+            self.seen.append(self.broker.stats.publish_sent)  # of those before it
+        return kind
+
+    def change(self, message: Message) -> Message:
+        kind = self.kinds.get(message.payload[0], "") if message.payload else ""
+        if kind == "change":
+            return message.with_(payload=b"changed", topic_name="c")
+        if kind == "qos":
+            return message.with_(qos=0)
+        if kind == "properties":
+            message.properties = {"content_type": "new"}
+        if kind == "in place":
+            message.payload = b"in place"
+        return message
+
+
+class Plain(Judge):
+    """By plain methods."""
+
+    def on_publish(self, client: ClientInfo, message: Message) -> None:  # type: ignore[override]
+        if self.look(message) == "mark":
+            message.mark = 1
+
+    def on_publish_received(self, client: ClientInfo, message: Message) -> Message:  # type: ignore[override]
+        return self.change(message)
+
+
+class Coroutines(Judge):
+    """By coroutines, some of which wait."""
+
+    async def on_publish(self, client: ClientInfo, message: Message) -> None:
+        kind = self.look(message)
+        if kind == "wait":
+            await asyncio.sleep(0)
+        elif kind == "publish":
+            await self.broker.publish("a/b", b"by a hook", qos=1)
+        elif kind == "time out":
+            async with asyncio.timeout(1):
+                await asyncio.sleep(0)
+
+    async def on_publish_received(self, client: ClientInfo, message: Message) -> Message:
+        if self.kinds.get(message.payload[0] if message.payload else 999) == "wait long":
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            return message.with_(payload=b"waited")
+        return self.change(message)
+
+
 class Side:
     """One broker and its clients, by number."""
+
+    judge: Judge | None = None
 
     def __init__(
         self,
@@ -104,8 +192,10 @@ class Side:
         overlap: str,
         capacity: dict[str, int],
         refused: tuple[str, ...] | None = None,
+        judge: Judge | None = None,
     ) -> None:
         self.clock = Clock()
+        self.judge = judge
         self.rules = Rules(refused or ())
         self.drops: Counter[tuple[str, str]] = Counter()
         config = Config(
@@ -113,7 +203,8 @@ class Side:
             limits=Limits(**limits),
             protocol=Protocol(takeover="any", overlap=overlap),  # type: ignore[arg-type]
         )
-        hooks = [] if refused is None else [self.rules]
+        hooks: list[HookBase] = [] if refused is None else [self.rules]
+        hooks += [] if judge is None else [judge]
         self.broker = memory_broker(config, clock=self.clock, hooks=hooks)
         assert (self.broker._connections._terms.lane is not no_lane) is fast_lane
         self.clients: dict[int, One] = {}
@@ -147,6 +238,7 @@ class Side:
             "read": None if self.cut_off else (stats.bytes_received, stats.messages_received),
             "dropped": dict(stats.dropped),
             "sessions": {s.client_id: self.of_session(s) for s in core.sessions},
+            "asked": None if self.judge is None else (self.judge.asked, self.judge.seen),
             "retained": (core.retained.size, sorted(map(self.of_retained, self.retained()))),
         }
 
@@ -339,12 +431,15 @@ async def compare(
     overlap: str,
     retained: dict[str, int],
     refused: tuple[str, ...] | None = None,
+    judge: Callable[[], Judge] | None = None,
 ) -> None:
     """*happening* gives the next event, None at the end; it is told which clients are not there.
 
-    With *refused*, topics, a hook is asked who may publish where.
+    With *refused*, topics, a hook is asked who may publish where; what *judge* makes looks at each message.
     """
-    fast, slow = (Side(fast_lane, limits, overlap, retained, refused) for fast_lane in (True, False))
+    fast, slow = (
+        Side(fast_lane, limits, overlap, retained, refused, judge and judge()) for fast_lane in (True, False)
+    )
     sides = fast, slow
     async with sides[0].broker, sides[1].broker:
         talk = Conversation(sides)

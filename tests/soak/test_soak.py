@@ -21,7 +21,7 @@ import pytest
 from broker.handle.express import KEEP_ALIVES
 from broker.hook.identity import ASKED
 from broker.hook.limits import REMEMBERED
-from broker.lane.blocks import MAXIMUM
+from broker.lane.runs import MAXIMUM
 from broker.packet.properties import PropertyBlocks
 from broker.packet.reader import SPARE
 from broker.packet.wire import TopicNames
