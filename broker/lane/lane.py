@@ -4,10 +4,10 @@ What the readable lane (client.py, handle/, router.py) does for each packet, thi
 in one read: PUBLISH of QoS 0 and 1 without RETAIN and DUP, and with properties that only travel, for
 sessions that have room, connected or (QoS 1) not, which a store is told of by runs; what is to be retained,
 of QoS 0 and without properties; the PUBACKs of what it sent; PINGREQ; the packets of QoS 2 (exactly.py),
-where there is no store. All else is handed back untouched: PUBLISH while a hook wants to see what clients
-publish, or to topics that `may_publish` refuses, everything while one wants to see what they are sent, and
-all but PUBACKs while memory is short. Without this folder the broker does the same, slower: tests/lane
-compares them.
+where there is no store. All else is handed back untouched: PUBLISH that a hook which sees what clients
+publish does not let pass at once (asked.py), or to topics that `may_publish` refuses, everything while one
+wants to see what they are sent, and all but PUBACKs while memory is short. Without this folder the broker
+does the same, slower: tests/lane compares them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from broker.client import Client, Phase
 from broker.core import Core
 from broker.hook.identity import IDLE
 from broker.lane.alike import Alike
-from broker.lane.asked import Allowed, Judged
+from broker.lane.asked import Allowed, Judged, Untold
 from broker.lane.atleast import AtLeastOnce
 from broker.lane.audience import Audience, Audience1, Member
 from broker.lane.exactly import PUBCOMP, PUBLISH_2, PUBREC, PUBREL, Exactly
@@ -81,13 +81,14 @@ class Lane:
         self._retaining = Retaining(core, LONGEST)
         self._allowed = Allowed(core, self.known, names, check_topic)
         self._at_least_once = AtLeastOnce(core)
+        self._untold = Untold(core)
         self._exactly = Exactly(core, names, self.known, self._allowed, self._at_least_once)
         self._alike = Alike(core, self.known, self._at_least_once)
-        self.judged = Judged(core, names, self.known, self._allowed, self._alike, self._take, handle)
+        rooms = self.known, self._allowed, self._alike, self._untold
+        self.judged = Judged(core, names, *rooms, self._take, handle)
         self._most_qos = limits.maximum_qos
         self._watched = hooks.inspects_publish
         self._holds = hooks.holds  # an acknowledgement may have to wait: QoS 0 alone
-        self._tells = hooks.hears_runs
         few = (PUBLISH_0, PUBLISH_1) if self._most_qos and not self._holds else (PUBLISH_0,)
         self._alike_for = () if self._watched else few  # first bytes of the packets for it
         # What would have to look at every message that is sent.
@@ -99,7 +100,7 @@ class Lane:
 
         The beginning of a packet that is not whole yet is left with the reader.
         """
-        budget, reader, tells = self._budget, client.reader, self._tells
+        budget, reader, untold = self._budget, client.reader, self._untold
         if client.session is None or client.phase is not CONNECTED or client.ending is not None:
             return data
         shut, at = False, 0
@@ -108,13 +109,12 @@ class Lane:
         if self.judged.asks:  # a hook has done something that leads here
             self.judged.settle()
             return data
-        before = self._core.stats.publish_received if tells else 0
+        untold.begin(0)
         if reader is None and not shut and data[0] in self._alike_for:
             at = self._alike.take(client, data)
             if at == len(data):
                 client.heard()
-                if tells:
-                    self._tell(client, data, before)
+                untold.tell(client, data, at)
                 return b""
         held = 0 if reader is None else reader.partial
         if shut and data[0] != PUBACK and not held:
@@ -136,8 +136,7 @@ class Lane:
             raise
         end = len(data)
         took = at > 0
-        if tells:
-            self._tell(client, data[:at], before)
+        untold.tell(client, data, at)
         if at < end and is_begun(data, at):
             client.own_reader().hold(data[at:])
             at = end
@@ -148,13 +147,6 @@ class Lane:
         if at == end:
             return b""
         return data[at:] if at else data
-
-    def _tell(self, client: Client, packets: bytes, before: int) -> None:
-        """Hooks hear of *packets*; *before* them so many PUBLISH had been received."""
-        count = self._core.stats.publish_received - before
-        if count:
-            client.info.publish_received += count
-            self._core.hooks.on_taken_run(client.info, packets, count)
 
     def _without_aliases(self, names: dict[int, str], data: bytes) -> bytes:
         """*data* with Topic Names in place of the Topic Aliases that it begins with, if it does."""

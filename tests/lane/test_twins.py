@@ -22,6 +22,7 @@ from tests.lane.twins import (
     TOPICS,
     Coroutines,
     Judge,
+    Logged,
     Plain,
     compare,
 )
@@ -234,7 +235,7 @@ def judge_of(chances: Chances, hook: type[Judge]) -> Judge:
     return hook({choice((0, 1, 2, 3, 5, 8, 9, 29)): choice(kinds) for _ in range(most)})
 
 
-@pytest.mark.parametrize("hook", [Plain, Coroutines])
+@pytest.mark.parametrize("hook", [Plain, Coroutines, Logged])
 @pytest.mark.parametrize("seed", LONG[::3])
 def test_the_same_where_hooks_look_at_each_message(seed: int, hook: type[Judge]) -> None:
     """Each hook is asked about the same messages in the same order, once, and sees the same counters."""

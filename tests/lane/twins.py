@@ -180,6 +180,22 @@ class Coroutines(Judge):
         return self.change(message)
 
 
+class Logged(Coroutines):
+    """The same, and it hears of what was taken, in runs or not."""
+
+    holds = False
+
+    def on_taken(self, client: ClientInfo | None, message: Message, dup: bool, origin: Any) -> None:
+        self.seen.append(message.topic_name)
+
+    def on_taken_run(self, client: ClientInfo, packets: bytes, count: int) -> None:
+        reader = PacketReader(from_client=True)
+        reader.version = client.version
+        names = [packet.topic_name for packet in reader.feed(packets) if isinstance(packet, mqtt.Publish)]
+        assert len(names) == count
+        self.seen += names
+
+
 class Side:
     """One broker and its clients, by number."""
 
