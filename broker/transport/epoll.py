@@ -431,7 +431,7 @@ class EpollConnection:
             drained.set()
 
     def _end_writing(self) -> None:
-        """Nothing is pending. A close with unread input sends RST, which may undo what was written last."""
+        """Nothing is pending. With unread input a close would send RST: our side ends, then the peer's."""
         if self._state & EOF or self._rest.error is not None or self._has_ended():
             self._lose(None)
             return

@@ -9,6 +9,7 @@ from broker import Broker, Capacity, Config, Limits
 from broker.packet.codec import encode
 from broker.packet.enums import Version
 from broker.packet.packets import Connect, Publish, Subscribe, SubscribeRequest
+from broker.packet.reader import PacketReader
 from tests.wire import Wire, turns
 
 V3, V5 = Version.MQTT_3_1_1, Version.MQTT_5
@@ -47,6 +48,18 @@ def publishes(*topics: str, qos: int = 0, payload: bytes = b"x", version: Versio
         Publish(topic, payload, qos, packet_id=qos * (n % 65535 + 1)) for n, topic in enumerate(topics)
     )
     return b"".join(encode(packet, version) for packet in packets)
+
+
+def packets(wire: Wire) -> list[Any]:
+    """What was sent to it since the last look."""
+    reader = PacketReader(from_client=False)
+    reader.version = V5
+    return list(reader.feed(wire.sent()))
+
+
+def topics(wire: Wire) -> list[str]:
+    """Of the PUBLISH packets among them."""
+    return [packet.topic_name for packet in packets(wire) if isinstance(packet, Publish)]
 
 
 def take(broker: Broker, client_id: str, data: bytes) -> bytes:

@@ -17,9 +17,9 @@ from broker.packet.packets import Publish
 from broker.packet.reader import PacketReader
 from broker.session.alias import InboundAliases
 from tests.hook.made import boom, hook
-from tests.lane.by_hand import V5, by_hand, joined, publishes, take
+from tests.lane.by_hand import V5, by_hand, joined, publishes, take, topics
 from tests.peer import Peer, memory_broker, run_async
-from tests.wire import Wire, turns
+from tests.wire import turns
 
 RETAINED_T, RETAINED_U = b"\x31\x05\0\1t\0r", b"\x31\x05\0\1u\0r"
 
@@ -37,13 +37,6 @@ class Rules(HookBase):
         if topic_name in self.then:
             self.then[topic_name]()
         return topic_name not in self.refused
-
-
-def topics(wire: Wire) -> list[str]:
-    """Of the PUBLISH packets that were sent to it since the last look."""
-    reader = PacketReader(from_client=False)
-    reader.version = Version.MQTT_5
-    return [packet.topic_name for packet in reader.feed(wire.sent()) if isinstance(packet, Publish)]
 
 
 def kinds(*names: str) -> list[bytes]:

@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 
-from broker import Broker, ClientInfo, HookBase, Message, MqttError, NotAuthorized, Version
+from broker import Broker, ClientInfo, HookBase, Message, MqttError, NotAuthorized
 from broker.gateway.local import LocalSubscription
 from broker.lane import asked
 from broker.packet.codec import encode
 from broker.packet.packets import Puback, Publish
-from broker.packet.reader import PacketReader
 from tests.hook.made import boom, hook
-from tests.lane.by_hand import V5, by_hand, joined, publishes, take
+from tests.lane.by_hand import V5, by_hand, joined, packets, publishes, take, topics
 from tests.peer import Peer, memory_broker, run_async
-from tests.wire import Wire, turns
+from tests.wire import turns
 
 
 class Looks(HookBase):
@@ -40,17 +39,6 @@ class Waits(Looks):
     async def on_publish_received(self, client: ClientInfo, message: Message) -> Message:
         found: Message = super().on_publish_received(client, message)
         return found
-
-
-def topics(wire: Wire) -> list[str]:
-    """Of the PUBLISH packets that were sent to it since the last look."""
-    return [packet.topic_name for packet in packets(wire) if isinstance(packet, Publish)]
-
-
-def packets(wire: Wire) -> list[Any]:
-    reader = PacketReader(from_client=False)
-    reader.version = Version.MQTT_5
-    return list(reader.feed(wire.sent()))
 
 
 def judged(broker: Broker) -> asked.Judged:
@@ -360,13 +348,10 @@ async def test_a_hook_that_ends_a_connection(whom: str, qos: int) -> None:
         sender = await joined(broker, "p")
         sender.incoming.put_nowait(publishes(*"tutt", qos=qos))
         await turns(30)
-        assert topics(stays) == (["t", "u"] if whom == "p" else [*"tutt"])
+        expected = ["t", "u"] if whom == "p" else [*"tutt"]
+        assert topics(stays) == ends.shown == expected
         assert topics(wire) == (["t", "u"] if whom == "p" else ["t"])
-        assert ends.shown == topics_of(whom) and whom not in broker.clients
-
-
-def topics_of(whom: str) -> list[str]:
-    return ["t", "u"] if whom == "p" else [*"tutt"]
+        assert whom not in broker.clients
 
 
 @run_async
