@@ -74,7 +74,8 @@ def main() -> None:
     results: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for scenario, title, answer in kept["answers"]:
         results.setdefault((scenario, title), []).append(answer)
-    rounds = max(map(len, results.values()))
+    times = {each.name: each.times for each in SCENARIOS}
+    rounds = max(-(-len(answers) // times.get(scenario, 1)) for (scenario, _), answers in results.items())
     text = f"Medians of {rounds} interleaved round(s) of {kept['made']}\n\n" + tables.tables(
         results, chosen, kept["fast"], kept["ours"], kept["slow"]
     )
@@ -220,7 +221,8 @@ def run(
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     ports = free_ports()
     quiet = Quiet(wanted.patience if len(os.sched_getaffinity(0)) > 1 else 0)
-    for number, scenario, broker in itertools.product(range(wanted.rounds), chosen, brokers):
+    often = [(scenario, broker) for scenario in chosen for _ in range(scenario.times) for broker in brokers]
+    for number, (scenario, broker) in itertools.product(range(wanted.rounds), often):
         if (scenario.over == "tls" and not tls) or (broker.slow and not scenario.main):
             continue
         quiet.wait()

@@ -290,7 +290,8 @@ def numbered_packets(messages: Iterable[Message], version: Version, first: int) 
 # A retained message that is nothing but its PUBLISH: QoS 0, no properties, an ASCII Topic Name. The packet,
 # as a 3.x client is sent it and of less than 16,384 bytes, the Topic Name, and the publisher's ClientID. Half
 # the memory of a Message, and none of the garbage collector's time, which leaves alone what is a mere tuple
-# (3.7 -> 2.7 us to store one of 50,000; CPython 3.11).
+# (3.7 -> 2.7 us to store one of 50,000; CPython 3.11). Where most are such ones, ask isinstance() for a
+# tuple: no for an answer takes it 50 ns more than yes.
 Plain = tuple[bytes, str, str]
 Retained = Message | Plain
 
@@ -302,7 +303,7 @@ def plain_size(packet: bytes) -> int:
 
 def retained_size(retained: Retained) -> int:
     """The size of its Message."""
-    return retained.size if isinstance(retained, Message) else plain_size(retained[0])
+    return plain_size(retained[0]) if isinstance(retained, tuple) else retained.size
 
 
 def as_message(retained: Retained) -> Message:
@@ -322,12 +323,12 @@ def retained_packets(messages: Sequence[Retained], version: Version) -> bytes:
     """
     five = version is MQTT_5
     if not five:
-        plain = [message[0] for message in messages if not isinstance(message, Message)]
+        plain = [message[0] for message in messages if isinstance(message, tuple)]
         if len(plain) == len(messages):
             return b"".join(plain)
     parts: list[bytes] = []
     for message in messages:
-        if not isinstance(message, Message):
+        if isinstance(message, tuple):
             packet, name, _ = message
             start = 2 if len(packet) < 130 else 3
             length, payload_at = len(packet) - start + 1, start + 2 + len(name)

@@ -296,9 +296,9 @@ class MemoryRetainedStore:
         for stretch in self._index.slices(topic_filter):
             yield [
                 message
-                for _, (number, message) in stretch
+                for number, message in stretch
                 if number <= newest
-                and (not isinstance(message, Message) or _is_live(message, now))
+                and (isinstance(message, tuple) or _is_live(message, now))
             ]
 
     def is_current(self, message: Retained) -> bool:

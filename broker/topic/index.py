@@ -78,15 +78,15 @@ class TopicIndex(Generic[V]):
                 if topic_name in values:
                     yield topic_name, values[topic_name]
 
-    def slices(self, topic_filter: str, size: int = 256) -> Iterator[list[tuple[str, V]]]:
-        """As `find`, in lists of what was seen in about *size* steps; a list may be empty."""
+    def slices(self, topic_filter: str, size: int = 256) -> Iterator[list[V]]:
+        """The values of `find`, in lists of what was seen in about *size* steps; a list may be empty."""
         values, left = self._values, size
-        found: list[tuple[str, V]] = []
+        found: list[V] = []
         for looked_at, names in self._bunches(topic_filter, size):
             if looked_at > left < size:
                 yield found
                 found, left = [], size
-            found += [(name, value) for name in names if (value := values.get(name)) is not None]
+            found += [value for value in map(values.get, names) if value is not None]
             left -= looked_at
         yield found
 
@@ -163,7 +163,7 @@ def _together(nodes: Iterator[_Node], most: int) -> tuple[list[str], dict[str | 
     """The names of the next *nodes*, about *most*, and the first that branches, which ends them."""
     names: list[str] = []
     for node in nodes:
-        if isinstance(node, dict):
+        if not isinstance(node, tuple):
             return names, node
         names += node
         if len(names) >= most:

@@ -181,8 +181,8 @@ class Play:
             return
         expected = {name: value for name, value in self.stored.items() if match(topic_filter, name)}
         assert sorted(self.index.find(topic_filter)) == sorted(expected.items())
-        slices = [pair for part in self.index.slices(topic_filter, size) for pair in part]
-        assert slices == list(self.index.find(topic_filter))
+        slices = [value for part in self.index.slices(topic_filter, size) for value in part]
+        assert slices == [value for _, value in self.index.find(topic_filter)]
         for name in expected:
             assert matches(topic_filter, name)
         if len(self.walks) < WALKS:

@@ -50,7 +50,7 @@ class CountedIndex:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._index, name)
 
-    def slices(self, topic_filter: str, size: int = 256) -> Iterator[list[tuple[str, Any]]]:
+    def slices(self, topic_filter: str, size: int = 256) -> Iterator[list[Any]]:
         self.begun += 1
         self.open += 1
         try:
