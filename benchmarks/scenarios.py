@@ -266,7 +266,7 @@ SCENARIOS = (
         microseconds("latency at 1,000/s, p99, us", "p99_us", flashmq="461 us"),
         microseconds("latency at 1,000/s, p99.9, us", "p999_us"),
         main=True,
-        times=3,
+        times=5,
     ),
     users(
         "latency-10k",
