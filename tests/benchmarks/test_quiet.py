@@ -47,7 +47,7 @@ class Machine:
 
 
 def test_a_run_waits_until_both_cores_are_as_fast_as_they_were(quiet: ModuleType) -> None:
-    machine = Machine((1.0, 1.1), (1.8, 1.0), (1.0, 1.2), (1.0, 1.14), (9, 9))
+    machine = Machine((1.0, 1.2), (1.8, 1.0), (1.0, 1.4), (1.0, 1.29), (9, 9))
     waits = machine.waiting(quiet, 20)
     waits.wait()
     assert waits.waited == pytest.approx(0.02)
@@ -75,7 +75,7 @@ def test_what_was_disturbed_is_measured_once_more_and_that_counts(
     import run
     from peers import Contender
 
-    calm, noise = (1.0, 1.0), (1.0, 1.3)
+    calm, noise = (1.0, 1.0), (1.0, 1.5)
     # Calm before and after the first run; noise after the second, and after what is measured in its place.
     machine, rates = Machine(calm, calm, calm, noise, calm, noise), iter((100, 200, 150, 999))
     waits = machine.waiting(quiet, 2)
