@@ -30,6 +30,7 @@ async def joined(
     **connect: Any,
 ) -> Wire:
     """A client whose connection the test holds in its hand. *keep*: with what it was sent."""
+    stop_clocks(broker)
     wire = Wire()
     broker._connections.accept(wire)
     data = encode(Connect(client_id, version, **connect), version)
@@ -62,9 +63,18 @@ def topics(wire: Wire) -> list[str]:
     return [packet.topic_name for packet in packets(wire) if isinstance(packet, Publish)]
 
 
+def stop_clocks(broker: Broker) -> None:
+    """Names are matched and hooks are asked in no time, unless a test has a clock for that.
+
+    Else what takes the lane longer than it may, on a machine that is busy, is left to the readable one.
+    """
+    lane = getattr(broker._connections._terms.lane, "__self__", None)
+    for room in (lane.known, lane.judged) if lane is not None else ():
+        if room.now is monotonic:
+            room.now = lambda: 1.0
+
+
 def take(broker: Broker, client_id: str, data: bytes) -> bytes:
-    """What the lane leaves of *data*. Names are matched in no time, unless a test has a clock for that."""
-    client, lane = broker.clients[client_id], broker._connections._terms.lane
-    topics = lane.__self__.known  # type: ignore[attr-defined]
-    topics.now = (lambda: 1.0) if topics.now is monotonic else topics.now
-    return lane(client, data)
+    """What the lane leaves of *data*."""
+    stop_clocks(broker)
+    return broker._connections._terms.lane(broker.clients[client_id], data)
