@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
+from time import monotonic
 from typing import Any, TypeVar
 
 from broker import Broker, Config
@@ -62,10 +63,22 @@ def memory_broker(config: Config | None = None, **kwargs: Any) -> Broker:
     return Broker(config or Config(), listen="memory:", **kwargs)
 
 
+def stop_clocks(broker: Broker) -> None:
+    """Names are matched and hooks are asked in no time, unless a test has a clock for that.
+
+    Else what takes the lane longer than it may, on a machine that is busy, is left to the readable one.
+    """
+    lane = getattr(broker._connections._terms.lane, "__self__", None)
+    for room in (lane.known, lane.judged) if lane is not None else ():
+        if room.now is monotonic:
+            room.now = lambda: 1.0
+
+
 class Peer:
     """One client. `recv` gives packets in order; acknowledgements are the test's business."""
 
     def __init__(self, broker: Broker, version: Version = Version.MQTT_5) -> None:
+        stop_clocks(broker)
         listener = broker.listeners[0]
         assert isinstance(listener, MemoryListener)
         self.version = version

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import monotonic
 from typing import Any
 
 from broker import Broker, Capacity, Config, Limits
@@ -10,6 +9,7 @@ from broker.packet.codec import encode
 from broker.packet.enums import Version
 from broker.packet.packets import Connect, Publish, Subscribe, SubscribeRequest
 from broker.packet.reader import PacketReader
+from tests.peer import stop_clocks
 from tests.wire import Wire, turns
 
 V3, V5 = Version.MQTT_3_1_1, Version.MQTT_5
@@ -61,17 +61,6 @@ def packets(wire: Wire) -> list[Any]:
 def topics(wire: Wire) -> list[str]:
     """Of the PUBLISH packets among them."""
     return [packet.topic_name for packet in packets(wire) if isinstance(packet, Publish)]
-
-
-def stop_clocks(broker: Broker) -> None:
-    """Names are matched and hooks are asked in no time, unless a test has a clock for that.
-
-    Else what takes the lane longer than it may, on a machine that is busy, is left to the readable one.
-    """
-    lane = getattr(broker._connections._terms.lane, "__self__", None)
-    for room in (lane.known, lane.judged) if lane is not None else ():
-        if room.now is monotonic:
-            room.now = lambda: 1.0
 
 
 def take(broker: Broker, client_id: str, data: bytes) -> bytes:
