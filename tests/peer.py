@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from broker import Broker, Config
+from broker.lane.lane import Lane
 from broker.packet.codec import encode
 from broker.packet.enums import Version
 from broker.packet.packets import (
@@ -69,7 +70,7 @@ def stop_clocks(broker: Broker) -> None:
     Else what takes the lane longer than it may, on a machine that is busy, is left to the readable one.
     """
     lane = getattr(broker._connections._terms.lane, "__self__", None)
-    for room in (lane.known, lane.judged) if lane is not None else ():
+    for room in (lane.known, lane.judged) if isinstance(lane, Lane) else ():
         if room.now is monotonic:
             room.now = lambda: 1.0
 
