@@ -43,7 +43,7 @@ from broker.transport.memory import MemoryConnection
 from tests.peer import Clock, Peer, memory_broker, message_bytes, run_async, settle
 from tests.session.make import Bench
 from tests.topic.make import CountedIndex
-from tests.wire import turns, until
+from tests.wire import Most, turns, until
 
 V3, V5 = Version.MQTT_3_1_1, Version.MQTT_5
 KEPT = {"session_expiry_interval": 10_000}
@@ -89,31 +89,6 @@ async def before_pong(peer: Peer) -> AsyncIterator[Packet]:
         if isinstance(packet, Publish) and packet.qos:
             peer.send(Puback(packet.packet_id))
         yield packet
-
-
-class Most:
-    """While it is entered: the most that *counter* grew by in one turn of the loop."""
-
-    def __init__(self, counter: Callable[[], int]) -> None:
-        self.counter, self.most, self.last = counter, 0, counter()
-
-    async def __aenter__(self) -> Most:
-        self.watching = asyncio.create_task(self.watch())
-        await turns(1)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.look()
-        self.watching.cancel()
-
-    def look(self) -> None:
-        now = self.counter()
-        self.most, self.last = max(self.most, now - self.last), now
-
-    async def watch(self) -> None:
-        while True:
-            self.look()
-            await asyncio.sleep(0)
 
 
 # ---- retained messages: a walk through them holds nobody up, and one at a time is enough

@@ -128,3 +128,28 @@ async def until(condition: Callable[[], object], what: str = "") -> None:
             return
         await asyncio.sleep(0)
     raise AssertionError(what or "it never happens")
+
+
+class Most:
+    """While it is entered: the most that *counter* grew by in one turn of the loop."""
+
+    def __init__(self, counter: Callable[[], int]) -> None:
+        self.counter, self.most, self.last = counter, 0, counter()
+
+    async def __aenter__(self) -> Most:
+        self.watching = asyncio.create_task(self.watch())
+        await turns(1)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.look()
+        self.watching.cancel()
+
+    def look(self) -> None:
+        now = self.counter()
+        self.most, self.last = max(self.most, now - self.last), now
+
+    async def watch(self) -> None:
+        while True:
+            self.look()
+            await asyncio.sleep(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from argparse import Namespace
@@ -86,6 +87,28 @@ def test_what_was_disturbed_is_measured_once_more_and_that_counts(
     found = run.run((Path("generator"), True), [Contender("ours", lambda _: None)], [scenario], wanted)
     assert [answer["delivered_per_s"] for _, _, answer in found] == [100, 150]
     assert "1 run(s) measured once more" in capsys.readouterr().err
+
+
+def test_what_one_run_says_little_of_is_run_more_often(
+    quiet: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Each broker in turn, every time; and the tables say how many rounds there were."""
+    import run
+    from peers import Contender
+
+    monkeypatch.setattr(run, "one", lambda *_: {"p50_us": 1.0, "_error": None})
+    scenario = next(each for each in run.SCENARIOS if each.name == "latency-10k")
+    brokers = [Contender(title, lambda _: None) for title in ("mosquitto", "ours")]
+    wanted = Namespace(rounds=2, patience=0.0, secs=1.0)
+    found = list(run.run((Path("generator"), True), brokers, [scenario], wanted))
+    assert [title for _, title, _ in found] == ["mosquitto", "ours"] * scenario.times * 2
+    titles = [broker.title for broker in brokers]
+    kept = {"made": "1 s", "fast": titles, "ours": ["ours"], "slow": [], "answers": found}
+    monkeypatch.setattr(run, "KEPT", tmp_path / "last.json")
+    run.KEPT.write_text(json.dumps(kept))
+    monkeypatch.setattr(sys, "argv", ["run.py", "--again", "--scenario", scenario.name])
+    run.main()
+    assert scenario.times > 1 and "Medians of 2 interleaved round(s)" in capsys.readouterr().out
 
 
 def test_a_look_takes_some_time_and_leaves_the_cores_as_they_were(quiet: ModuleType) -> None:
