@@ -9,8 +9,8 @@ import pytest
 
 from broker import Config, HookBase, Message
 from broker.config import Limits
-from broker.handle.subscribe import AT_ONCE, PIECE, READY, TOGETHER
-from broker.outbound import FEED
+from broker.handle.subscribe import AT_ONCE, PIECE, TOGETHER
+from broker.outbound import BURST, FEED
 from broker.packet.codec import encode
 from broker.packet.enums import Version
 from broker.packet.packets import (
@@ -25,8 +25,9 @@ from broker.packet.packets import (
     Unsubscribe,
 )
 from tests.hook.made import hook
+from tests.lane.by_hand import joined
 from tests.peer import Clock, Peer, memory_broker, run_async
-from tests.wire import Most
+from tests.wire import Most, turns, until
 
 V4, V5 = Version.MQTT_3_1_1, Version.MQTT_5
 FIRST = AT_ONCE * TOGETHER  # more messages than come before anything else may
@@ -37,10 +38,10 @@ async def fill(broker: Any, count: int, payload: bytes = b"old", **fields: Any) 
         await broker._core.router.publish(Message(f"r/{number}", payload, retain=True, **fields))
 
 
-def fill_with_packets(broker: Any, count: int) -> None:
+def fill_with_packets(broker: Any, count: int, payload: bytes = b"old") -> None:
     """The same without a Message for each, as the fast lane keeps them."""
     names = [f"r/{number}" for number in range(count)]
-    broker._core.retained.put_plain([(encode(Publish(n, b"old", 0, True), V4), n, "p") for n in names])
+    broker._core.retained.put_plain([(encode(Publish(n, payload, 0, True), V4), n, "p") for n in names])
 
 
 async def subscribed(
@@ -202,12 +203,10 @@ async def until_pong(peer: Peer) -> list[Publish]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("packets", "version", "together"), [(False, V5, TOGETHER), (True, V5, TOGETHER), (True, V4, READY)]
-)
+@pytest.mark.parametrize(("packets", "version", "most"), [(False, V5, 256), (True, V5, 256), (True, V4, 512)])
 @run_async
-async def test_others_have_their_turn(packets: bool, version: Version, together: int) -> None:
-    """Between two pieces of a long feed a live message of somebody else gets through."""
+async def test_others_have_their_turn(packets: bool, version: Version, most: int) -> None:
+    """Between two pieces of a long feed, of *most* messages, a live one of somebody else gets through."""
     async with memory_broker() as broker:
         if packets:
             fill_with_packets(broker, 4 * FIRST)
@@ -217,16 +216,24 @@ async def test_others_have_their_turn(packets: bool, version: Version, together:
         await broker._core.router.publish(Message("live", b"x"))
         async with Most(lambda: stats.publish_sent) as turn:
             found = await received(peer, 4 * FIRST + 1)
-        assert [packet.topic_name for packet in found].index("live") <= (AT_ONCE + 2 * FEED) * together
-        assert turn.most <= FEED * together
+        assert [packet.topic_name for packet in found].index("live") <= AT_ONCE // FEED * most + 2 * most
+        assert turn.most <= most
 
 
+@pytest.mark.parametrize("packets", [False, True])
 @run_async
-async def test_large_ones_do_not_pile_up() -> None:
+async def test_large_ones_do_not_pile_up(packets: bool) -> None:
+    """No more than a piece is made of them before it is written."""
     async with memory_broker() as broker:
-        await fill(broker, 64, b"x" * (PIECE // 4))
-        peer = await subscribed(broker)
-        assert len(await received(peer, 64)) == 64
+        if packets:
+            fill_with_packets(broker, 256, b"x" * 16_000)
+        else:
+            await fill(broker, 256, b"x" * 16_000)
+        wire = await joined(broker, "s", "#", version=V4, keep=True)
+        await until(lambda: broker._core.stats.publish_sent == 256)
+        await turns()
+        assert sum(map(len, wire.writes)) > 256 * 16_000
+        assert max(map(len, wire.writes)) <= BURST + PIECE
 
 
 @run_async

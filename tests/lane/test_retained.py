@@ -102,17 +102,18 @@ async def test_what_is_replaced_while_it_is_sent_comes_once() -> None:
         assert [as_message(each).topic_name for each in found if store.is_current(each)] == ["t/0"]
 
 
+@pytest.mark.parametrize("size", [80, 8000], ids=["one piece", "more than one piece"])
 @pytest.mark.parametrize("no_local", [False, True])
 @pytest.mark.parametrize("version", [Version.MQTT_3_1_1, Version.MQTT_5])
 @run_async
-async def test_who_subscribes_gets_all_of_it(version: Version, no_local: bool) -> None:
+async def test_who_subscribes_gets_all_of_it(version: Version, no_local: bool, size: int) -> None:
     """More than one piece has room for; and nobody his own, if he does not want it."""
     async with memory_broker(by_hand(maximum_outbound_packets=10_000)) as broker:
         publisher, subscriber = Peer(broker, version), Peer(broker, version)
         await publisher.connect("p")
         await subscriber.connect("s")
         for number in range(PIECE // 4000):
-            publisher.send(Publish(f"p/{number}", b"p" * 8000, 0, True))
+            publisher.send(Publish(f"p/{number}", b"p" * size, 0, True))
         subscriber.send(Publish("own", b"mine", 0, True))
         await publisher.expect_nothing()
         await subscriber.expect_nothing()
